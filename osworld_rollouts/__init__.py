@@ -1,0 +1,1 @@
+"""OSWorld rollouts as durable Temporal workflows."""

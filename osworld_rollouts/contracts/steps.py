@@ -1,0 +1,235 @@
+"""What goes into and comes out of each activity: references and a few facts, never images or prompts.
+
+Every step takes the head of the evidence chain and returns the new one, so that Temporal's history proves the evidence.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from osworld_rollouts.contracts._base import Contract
+from osworld_rollouts.contracts.action import Action
+from osworld_rollouts.contracts.desktop import DesktopSpec, Lease, LeaseOwner, Observation
+from osworld_rollouts.contracts.identity import Sha256
+from osworld_rollouts.contracts.outcome import Outcome
+from osworld_rollouts.contracts.request import RolloutRequest
+
+
+class OpenExecution(Contract):
+    """Start the evidence of an execution."""
+
+    request: RolloutRequest
+    execution_id: str
+    number: int
+    workflow_id: str
+    run_id: str
+
+
+class Opened(Contract):
+    """The chain begins. `history_name` and `history_params` are the adapter's default where the request named none."""
+
+    head: Sha256
+    history_name: str
+    history_params: dict[str, JsonValue]
+
+
+class ProvisionDesktop(Contract):
+    """Make (or, on a second attempt, adopt) the desktop of `lease_id`."""
+
+    spec: DesktopSpec
+    lease_id: str
+    owner: LeaseOwner
+    expires_after_s: float = Field(gt=0)
+
+
+class OnDesktop(Contract):
+    """What every step on a desktop needs: which execution, which chain, which desktop."""
+
+    execution_id: str
+    head: Sha256
+    lease_id: str
+    fence: int
+
+
+class PrepareTask(OnDesktop):
+    """Run the task's setup steps, each an operation."""
+
+    first_seq: int
+    timeout_s: float
+
+
+class Prepared(Contract):
+    """The desktop is set up."""
+
+    head: Sha256
+    observation: Observation
+    next_seq: int
+    steps: int
+
+
+class HistoryWindow(Contract):
+    """State of a history policy: screenshots of turns >= `image_start` are live, and the first `sink` turns always."""
+
+    image_start: int = 0
+    sink: int = 0
+    epoch: int = 0
+
+
+class CallModel(Contract):
+    """One call of the policy model."""
+
+    execution_id: str
+    head: Sha256
+    turn: int
+    call: int = Field(description="0 for the first call of a turn, then 1, 2, … for resamples and shrinks")
+    window: HistoryWindow
+    temperature: float | None = Field(default=None, description="overrides the request's, for resampling")
+    feedback: bool = Field(default=False, description="show the model why its last reply could not be used")
+
+
+class PlannedAction(Contract):
+    """An action the workflow may execute: inline when small, otherwise by the model call record that holds it."""
+
+    index: int
+    kind: str
+    summary: str
+    action: Action | None = None
+    record: Sha256
+
+
+class ParseFailure(Contract):
+    """Why a reply holds no usable action. Kinds are listed in osworld_rollouts/adapters/_contract.py."""
+
+    kind: str
+    message: str
+
+
+class ModelReply(Contract):
+    """What came back, as far as a decision needs it."""
+
+    head: Sha256
+    actions: tuple[PlannedAction, ...] = ()
+    failure: ParseFailure | None = None
+    overflow: bool = Field(default=False, description="the server refused the prompt as too long; nothing was generated")
+    images: int = 0
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    latency_ms: int = 0
+    reused: bool = Field(default=False, description="the journalled reply of an earlier attempt was used")
+    exact_violations: tuple[str, ...] = ()
+    thought: str = Field(default="", description="first words of the reply, for people")
+
+
+class Operation(Contract):
+    """One effect: the planned action with its id and place in the desktop's order."""
+
+    operation_id: str
+    seq: int
+    action: PlannedAction
+
+
+class PerformOperation(OnDesktop):
+    """Execute one turn's operations in order, then observe."""
+
+    turn: int
+    operations: tuple[Operation, ...]
+    timeout_s: float = Field(description="for each operation")
+    known: tuple[str, ...] = Field(default=(), description="operation ids already finished: take the recorded result")
+
+
+class OperationOutcome(Contract):
+    """How an operation ended in the guest. A non-zero return code of the model's own Python is a fact, not a failure."""
+
+    operation_id: str
+    returncode: int | None
+    error: str = ""
+    replayed: bool = False
+    duration_ms: int = 0
+
+
+class Performed(Contract):
+    """The turn's effects are on the desktop and were looked at."""
+
+    head: Sha256
+    observation: Observation
+    outcomes: tuple[OperationOutcome, ...] = ()
+
+
+class RecoverOperation(OnDesktop):
+    """Ask the guest what became of operations whose reply was lost."""
+
+    turn: int
+    operation_ids: tuple[str, ...]
+
+
+OperationState = Literal["finished", "absent", "running", "unknown"]
+
+
+class RecoveredOperation(Contract):
+    """The guest's answer for one operation."""
+
+    operation_id: str
+    state: OperationState
+    detail: str = ""
+
+
+class Recovered(Contract):
+    """The guest's answers, in the order asked, recorded as evidence."""
+
+    head: Sha256
+    operations: tuple[RecoveredOperation, ...]
+
+
+class PrepareEvaluation(OnDesktop):
+    """Run the evaluator's post-steps, each an operation."""
+
+    first_seq: int
+    timeout_s: float
+
+
+class EvaluationPrepared(Contract):
+    """The post-steps are done."""
+
+    head: Sha256
+    next_seq: int
+    steps: int
+
+
+class Evaluate(OnDesktop):
+    """Ask OSWorld's evaluator. `last_action` is what its rules look at: FAIL, DONE or another action's kind."""
+
+    last_action: str | None
+    timeout_s: float
+
+
+class Evaluated(Contract):
+    """The evaluator's own number."""
+
+    head: Sha256
+    score: float
+    duration_ms: int
+
+
+class TeardownDesktop(Contract):
+    """Remove the desktop. Removing what is gone is a success."""
+
+    lease_id: str
+    reason: str
+
+
+class SealExecution(Contract):
+    """Write the last record and the pointer by which exporters and viewers find the execution."""
+
+    execution_id: str
+    head: Sha256
+    outcome: Outcome
+    lease: Lease | None = None
+
+
+class Sealed(Contract):
+    """The head of the finished chain."""
+
+    head: Sha256
