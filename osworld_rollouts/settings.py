@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from temporalio.envconfig import ClientConfigProfile
 
+from osworld_rollouts.contracts.timing import Timing
 from osworld_rollouts.settings_sources import EmbeddedSource, TemporalEnvironmentSource, TomlSource, default_state_dir
 
 if TYPE_CHECKING:
@@ -97,47 +98,10 @@ class HostSettings(_Group):
         le=10_000,
         description="desktops at once; default: twice the cores, fewer where memory allows less than 700 MiB each beside 1 GiB",
     )
-    lease_ttl_s: float = Field(
-        default=900,
-        gt=0,
-        description="a lease nobody renews for this long is over and its desktop removed; several worker restarts long",
-    )
     reap_every_s: float = Field(default=60, gt=0, description="how often leftovers are looked for")
     docker_image: str = Field(
         default="osworld-rollouts/desktop", description="image of the container provider when a request names none"
     )
-
-
-class TimeoutSettings(_Group):
-    """Limits of single steps, in seconds. The deadline of a whole execution is in the request (`limits`)."""
-
-    heartbeat_s: float = Field(
-        default=10, gt=0, description="silence after which a worker counts as dead; activities beat at half of it"
-    )
-    pool_s: float = Field(default=600, gt=0, description="wait for a host with a free desktop")
-    host_grace_s: float = Field(
-        default=60,
-        gt=0,
-        description="wait for the host that holds the desktop to poll its queue again: a worker restart, not a reboot",
-    )
-    provision_s: float = Field(
-        default=120,
-        gt=0,
-        description="make a desktop and see its panel painted; containers and virtual machines boot within it",
-    )
-    prepare_s: float = Field(
-        default=300, gt=0, description="the task's setup steps; the slowest of OSWorld opens LibreOffice twice"
-    )
-    model_s: float = Field(default=600, gt=0, description="one model call with its transport retries")
-    act_s: float = Field(default=180, gt=0, description="one action; OSWorld's own server stops one after 90 s")
-    recover_s: float = Field(
-        default=120, gt=0, description="ask the guest what became of an action, waiting for one that still runs"
-    )
-    evaluate_s: float = Field(
-        default=600, gt=0, description="post-steps, and again for the evaluator; some download reference files"
-    )
-    teardown_s: float = Field(default=60, gt=0, description="remove a desktop")
-    seal_s: float = Field(default=60, gt=0, description="write an evidence record that needs nothing but the store")
 
 
 class WorkerSettings(_Group):
@@ -213,7 +177,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     temporal: TemporalSettings = TemporalSettings()
     host: HostSettings = HostSettings()
-    timeouts: TimeoutSettings = TimeoutSettings()
+    timeouts: Timing = Timing()
     worker: WorkerSettings = WorkerSettings()
     embedded: EmbeddedSettings = EmbeddedSettings()
     viewer: ViewerSettings = ViewerSettings()
