@@ -101,8 +101,12 @@ class Reply(Contract):
 
 
 class ParsedPart(Contract):
-    """A stretch of the reply's text (character offsets) and what it became: the index of an action, or dropped with a reason."""
+    """A stretch of the reply's text (character offsets) and what it became: the index of an action, or dropped with a reason.
 
+    `source` is `text`, or `tool_calls[i]` (offsets into its arguments), or `output[i]` (an item as received; offsets 0).
+    """
+
+    source: str = "text"
     start: int
     end: int
     action: int | None = None

@@ -75,6 +75,7 @@ class HistoryWindow(Contract):
     image_start: int = 0
     sink: int = 0
     epoch: int = 0
+    limit: int | None = Field(default=None, description="most screenshots that fit, learnt from a refused prompt")
 
 
 class CallModel(Contract):

@@ -1,0 +1,89 @@
+"""Names that the Temporal side agrees on: workflow types, activities, queues, search attributes; and how a client connects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+
+if TYPE_CHECKING:
+    from temporalio.client import Interceptor
+
+    from osworld_rollouts.contracts.request import RolloutRequest
+
+ROLLOUT_WORKFLOW = "RolloutWorkflow"
+EXECUTION_WORKFLOW = "ExecutionWorkflow"
+
+CAMPAIGN = SearchAttributeKey.for_keyword("RolloutCampaign")
+ROLLOUT = SearchAttributeKey.for_keyword("RolloutId")
+TASK = SearchAttributeKey.for_keyword("RolloutTask")
+DOMAIN = SearchAttributeKey.for_keyword("RolloutDomain")
+MODEL = SearchAttributeKey.for_keyword("RolloutModel")
+ADAPTER = SearchAttributeKey.for_keyword("RolloutAdapter")
+PURPOSE = SearchAttributeKey.for_keyword("RolloutPurpose")
+PHASE = SearchAttributeKey.for_keyword("RolloutPhase")
+OUTCOME = SearchAttributeKey.for_keyword("RolloutOutcome")
+EXECUTION = SearchAttributeKey.for_int("RolloutExecution")
+TURN = SearchAttributeKey.for_int("RolloutTurn")
+SCORE = SearchAttributeKey.for_float("RolloutScore")
+ELIGIBLE = SearchAttributeKey.for_bool("RolloutEligible")
+
+SEARCH_ATTRIBUTES: dict[str, str] = {
+    **{
+        key.name: "Keyword"
+        for key in (CAMPAIGN, ROLLOUT, TASK, DOMAIN, MODEL, ADAPTER, PURPOSE, PHASE, OUTCOME)
+    },
+    EXECUTION.name: "Int",
+    TURN.name: "Int",
+    SCORE.name: "Double",
+    ELIGIBLE.name: "Bool",
+}
+"""Name to type, as `temporal operator search-attribute create` wants them. SQL visibility has room for 10 keywords."""
+
+
+async def connect(
+    address: str | None = None,
+    namespace: str | None = None,
+    *,
+    interceptors: list[Interceptor] | None = None,
+) -> Client:
+    """Connect as Temporal's own environment configuration says (TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TLS, API key, profiles).
+
+    Args:
+        address: host:port; overrides the environment. Default 127.0.0.1:7233.
+        namespace: overrides the environment. Default "default".
+        interceptors: client interceptors, also used by workers made from the client.
+
+    Raises:
+        RuntimeError: when no server answers there.
+    """
+    config = ClientConfig.load_client_connect_config()
+    if address:
+        config["target_host"] = address
+    if namespace:
+        config["namespace"] = namespace
+    config.setdefault("target_host", "127.0.0.1:7233")
+    return await Client.connect(
+        **config, data_converter=pydantic_data_converter, interceptors=interceptors or []
+    )
+
+
+def start_attributes(request: RolloutRequest, *, execution: int | None = None) -> TypedSearchAttributes:
+    """Search attributes a rollout (or, with `execution`, one of its executions) starts with."""
+    rollout = request.rollout
+    pairs = [
+        SearchAttributePair(CAMPAIGN, request.campaign_id),
+        SearchAttributePair(ROLLOUT, request.rollout_id),
+        SearchAttributePair(TASK, rollout.task.task_id),
+        SearchAttributePair(DOMAIN, rollout.task.domain),
+        SearchAttributePair(MODEL, rollout.model.name),
+        SearchAttributePair(ADAPTER, rollout.adapter.name),
+        SearchAttributePair(PHASE, "starting"),
+    ]
+    if request.purpose:
+        pairs.append(SearchAttributePair(PURPOSE, request.purpose))
+    numbers = [SearchAttributePair(EXECUTION, execution), SearchAttributePair(TURN, 0)] if execution is not None else []
+    return TypedSearchAttributes([*pairs, *numbers])

@@ -1,0 +1,1 @@
+"""When things happen: deterministic Temporal code only."""
