@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.envconfig import ClientConfig
 
 if TYPE_CHECKING:
     from temporalio.client import Interceptor
 
     from osworld_rollouts.contracts.request import RolloutRequest
+    from osworld_rollouts.settings import Settings
 
 ROLLOUT_WORKFLOW = "RolloutWorkflow"
 EXECUTION_WORKFLOW = "ExecutionWorkflow"
@@ -44,31 +45,27 @@ SEARCH_ATTRIBUTES: dict[str, str] = {
 """Name to type, as `temporal operator search-attribute create` wants them. SQL visibility has room for 10 keywords."""
 
 
-async def connect(
-    address: str | None = None,
-    namespace: str | None = None,
-    *,
-    interceptors: list[Interceptor] | None = None,
-) -> Client:
-    """Connect as Temporal's own environment configuration says (TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TLS, API key, profiles).
-
-    Args:
-        address: host:port; overrides the environment. Default 127.0.0.1:7233.
-        namespace: overrides the environment. Default "default".
-        interceptors: client interceptors, also used by workers made from the client.
+async def connect(settings: Settings, *, interceptors: list[Interceptor] | None = None) -> Client:
+    """Connect as the settings say, which includes Temporal's own environment configuration (address, namespace, TLS, API key).
 
     Raises:
-        RuntimeError: when no server answers there.
+        TemporalUnreachableError: when no server answers there.
     """
-    config = ClientConfig.load_client_connect_config()
-    if address:
-        config["target_host"] = address
-    if namespace:
-        config["namespace"] = namespace
-    config.setdefault("target_host", "127.0.0.1:7233")
-    return await Client.connect(
-        **config, data_converter=pydantic_data_converter, interceptors=interceptors or []
-    )
+    config = settings.connect_config()
+    try:
+        return await asyncio.wait_for(
+            Client.connect(**config, data_converter=pydantic_data_converter, interceptors=interceptors or []),
+            settings.temporal.connect_timeout_s,
+        )
+    except (RuntimeError, TimeoutError) as error:
+        raise TemporalUnreachableError(
+            f"no Temporal server answers at {settings.temporal.address} (namespace {settings.temporal.namespace!r}): "
+            "start one with `rollouts up`, or set TEMPORAL_ADDRESS"
+        ) from error
+
+
+class TemporalUnreachableError(RuntimeError):
+    """No Temporal server answers."""
 
 
 def start_attributes(request: RolloutRequest, *, execution: int | None = None) -> TypedSearchAttributes:

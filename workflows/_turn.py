@@ -123,6 +123,8 @@ class Turns:
         if reply.failure is not None:
             self.failed_turns += 1
             if policy.on_failure == "stop":
+                self._note(reply)
+                self.turn += 1
                 return outcomes.EpisodeFacts(invalid_replies=True)
         else:
             self.failed_turns = 0

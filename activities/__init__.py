@@ -1,0 +1,1 @@
+"""Every side effect: one file per kind of thing touched."""
