@@ -60,36 +60,52 @@ class DesktopPrepared(_Record):
 
 
 class ModelCallRecord(_Record):
-    """One call that reached the model's server, whether or not its reply could be used."""
+    """One call that reached (or may have reached) the model's server, whether or not its reply could be used."""
 
     kind: Literal["model_call"] = "model_call"
     turn: int
     call: int
     activity_attempt: int
-    request_id: str = Field(description="ours, fresh for each attempt")
+    request_id: str = Field(description="ours, fresh for each attempt; sent as X-Request-Id")
+    api: str = "chat_completions"
+    evidence: Literal["semantic", "exact"] = "semantic"
+    started_at: datetime | None = Field(default=None, description="when the attempt that was answered was sent")
     window: HistoryWindow
-    sent: Sha256 = Field(description="blob: JSON of the request as sent, images as media://<sha256>")
+    sent: Sha256 = Field(description="blob: JSON of the request as sent, keys in order, images as media://<sha256>")
     media: tuple[MediaRef, ...] = Field(default=(), description="images in the order sent")
+    sampling: dict[str, JsonValue] = Field(default_factory=dict, description="every sampling parameter as sent; one that was not sent is in `missing`")
     received: Sha256 | None = Field(description="blob: the reply's bytes as received; None when nothing came")
     status: int | None = None
     text: str = ""
     reasoning: str | None = None
+    output: Sha256 | None = Field(default=None, description="blob: JSON list of the reply's items as received: tool calls, or items of Responses and Messages")
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    truncated: bool | None = Field(default=None, description="cut by the token limit, from ids where there are ids")
     served_model: str | None = None
     response_id: str | None = None
     system_fingerprint: str | None = None
+    weight_version: str | None = None
     usage: dict[str, JsonValue] | None = None
-    prompt_token_ids: Sha256 | None = None
-    generated_token_ids: Sha256 | None = None
-    logprobs: Sha256 | None = None
+    cached_tokens: int | None = Field(default=None, description="prompt tokens the server took from its prefix cache")
+    prompt_token_ids: Sha256 | None = Field(default=None, description="blob: JSON list of ids, image placeholders expanded")
+    generated_token_ids: Sha256 | None = Field(default=None, description="blob: JSON list of ids")
+    logprobs: Sha256 | None = Field(default=None, description="blob: JSON list of the sampled tokens' log probabilities")
+    prompt_tokens: int | None = Field(default=None, description="number of prompt ids, else the server's count")
+    generated_tokens: int | None = None
+    image_runs: tuple[tuple[int, int], ...] | None = Field(default=None, description="(first position, length) of each image's placeholders among the prompt ids")
     latency_ms: int = 0
-    earlier_attempts: tuple[dict[str, JsonValue], ...] = ()
+    earlier_attempts: tuple[dict[str, JsonValue], ...] = Field(default=(), description="attempts at this call before this one and what is known of each")
     actions: tuple[Action, ...] = ()
     parsed: Sha256 | None = Field(default=None, description="blob: which part of the text became which action, what was dropped and why")
     failure: ParseFailure | None = None
     overflow: bool = False
-    extends_previous: bool | None = None
-    violations: tuple[str, ...] = ()
+    error: str | None = Field(default=None, description="what the server refused or how the call failed, keys redacted")
+    segment: int = Field(default=0, description="number of the stretch of calls in which each extends the one before")
+    extends_previous: bool | None = Field(default=None, description="computed from ids and media; None where there is nothing to compute it from")
+    boundary: dict[str, JsonValue] | None = Field(default=None, description="why a new segment starts here: reason, position of the first divergence")
+    violations: tuple[str, ...] = Field(default=(), description="names of the exact checks that failed, from evidence/checks.py")
+    violation_details: dict[str, str] = Field(default_factory=dict, description="name of a failed check -> what it saw")
     missing: tuple[str, ...] = ()
 
 

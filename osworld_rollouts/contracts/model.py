@@ -94,9 +94,15 @@ class Reply(Contract):
     system_fingerprint: str | None = None
     weight_version: str | None = None
     usage: dict[str, JsonValue] | None = None
+    prompt_tokens: int | None = Field(default=None, description="the server's count, from usage")
+    completion_tokens: int | None = Field(default=None, description="the server's count, from usage")
+    cached_tokens: int | None = Field(default=None, description="prompt tokens taken from the server's prefix cache")
+    choices: int = Field(default=1, description="how many samples the reply holds; only the first is read")
     prompt_token_ids: tuple[int, ...] | None = None
     generated_token_ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[float, ...] | None = Field(default=None, description="of the sampled tokens, in order")
+    logprob_token_ids: tuple[int, ...] | None = Field(default=None, description="ids named by the logprob entries themselves, an independent second source")
+    image_runs: tuple[tuple[int, int], ...] | None = Field(default=None, description="(first position, length) of each image among the prompt ids, where the server says so itself")
     missing: tuple[str, ...] = Field(default=(), description="`fact: reason` for each fact that was asked for and not given")
 
 
