@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from osworld_rollouts import history as policies, outcomes, temporal
     from osworld_rollouts.contracts import steps
-    from osworld_rollouts.contracts.action import TERMINAL_KINDS, Wait
+    from osworld_rollouts.contracts.action import TERMINAL_KINDS
     from osworld_rollouts.contracts.desktop import Lease
     from osworld_rollouts.contracts.execution import ExecutionState, OperationTrace, TurnSummary
     from osworld_rollouts.contracts.identity import turn_operation_id
@@ -184,7 +184,7 @@ class Turns:
         ]
         first = len(self.ledger)
         self.ledger.extend(traces)
-        performed = await self._perform(operations)
+        performed = await self._perform(operations, self.head)
         self.head = performed.head
         codes = {item.operation_id: item.returncode for item in performed.outcomes}
         for offset, trace in enumerate(traces):
@@ -192,19 +192,19 @@ class Turns:
                 update={"state": "observed", "returncode": codes.get(trace.operation_id)}
             )
 
-    async def _perform(self, operations: tuple[steps.Operation, ...]) -> steps.Performed:
+    async def _perform(self, operations: tuple[steps.Operation, ...], record: str) -> steps.Performed:
         """Dispatch once; when the reply is lost, ask the guest, and dispatch again only what never arrived."""
         rollout, timing = self.execution.start.rollout.request.rollout, self.execution.start.rollout.timing
         waits = sum(
-            (item.action.action.seconds if item.action.action.seconds is not None else rollout.settle.wait_action_s)
+            item.action.seconds if item.action.seconds is not None else rollout.settle.wait_action_s
             for item in operations
-            if isinstance(item.action.action, Wait)
+            if item.action.kind == "wait"
         )
         known: tuple[str, ...] = ()
         for _ in range(_MAX_RECOVERIES):
             step = steps.PerformOperation(
                 execution_id=self.execution.start.execution_id, head=self.head, lease_id=self.lease.lease_id,
-                fence=self.lease.fence, turn=self.turn, operations=operations, timeout_s=timing.operation_s, known=known,
+                fence=self.lease.fence, turn=self.turn, record=record, operations=operations, timeout_s=timing.operation_s, known=known,
             )  # fmt: skip
             try:
                 return await self.execution.steps.perform(self.lease, step, waits + rollout.settle.max_s)

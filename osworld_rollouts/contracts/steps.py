@@ -10,8 +10,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from osworld_rollouts.contracts._base import Contract
-from osworld_rollouts.contracts.action import Action
-from osworld_rollouts.contracts.desktop import DesktopSpec, Lease, LeaseOwner, Observation
+from osworld_rollouts.contracts.desktop import DesktopSpec, Lease, LeaseOwner
 from osworld_rollouts.contracts.identity import Sha256
 from osworld_rollouts.contracts.outcome import Outcome
 from osworld_rollouts.contracts.request import RolloutRequest
@@ -61,10 +60,9 @@ class PrepareTask(OnDesktop):
 
 
 class Prepared(Contract):
-    """The desktop is set up."""
+    """The desktop is set up. What it showed is in the record that `head` names, as after every step."""
 
     head: Sha256
-    observation: Observation
     next_seq: int
     steps: int
 
@@ -91,13 +89,12 @@ class CallModel(Contract):
 
 
 class PlannedAction(Contract):
-    """An action the workflow may execute: inline when small, otherwise by the model call record that holds it."""
+    """The index-th action of a model call record, in words; `seconds` for a wait. The action itself is in the record."""
 
     index: int
     kind: str
     summary: str
-    action: Action | None = None
-    record: Sha256
+    seconds: float | None = None
 
 
 class ParseFailure(Contract):
@@ -136,6 +133,7 @@ class PerformOperation(OnDesktop):
     """Execute one turn's operations in order, then observe."""
 
     turn: int
+    record: Sha256 = Field(description="the model call record that holds the actions")
     operations: tuple[Operation, ...]
     timeout_s: float = Field(description="for each operation")
     known: tuple[str, ...] = Field(default=(), description="operation ids already finished: take the recorded result")
@@ -155,7 +153,6 @@ class Performed(Contract):
     """The turn's effects are on the desktop and were looked at."""
 
     head: Sha256
-    observation: Observation
     outcomes: tuple[OperationOutcome, ...] = ()
 
 

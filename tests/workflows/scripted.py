@@ -15,7 +15,7 @@ from temporalio import activity
 from activities._failures import failure
 from osworld_rollouts.contracts import steps
 from osworld_rollouts.contracts.action import Action, Click, Done, Point, describe
-from osworld_rollouts.contracts.desktop import Lease, MediaRef, Observation
+from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.outcome import OutcomeKind
 
 CLICK = Click(point=Point(x=640, y=380))
@@ -24,11 +24,6 @@ DONE = Done()
 
 def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def observation(name: str) -> Observation:
-    media = MediaRef(sha256=sha(name), pixel_sha256=sha(name + "px"), bytes=10, width=1920, height=1080)
-    return Observation(screenshot=media, captured_at=datetime(2026, 1, 1, tzinfo=UTC), stable=True, settle_ms=1)
 
 
 def replying(*turns: list[Action] | steps.ParseFailure | str) -> Callable[[steps.CallModel], steps.ModelReply]:
@@ -42,7 +37,7 @@ def replying(*turns: list[Action] | steps.ParseFailure | str) -> Callable[[steps
         if isinstance(entry, steps.ParseFailure):
             return steps.ModelReply(head=head, failure=entry)
         planned = tuple(
-            steps.PlannedAction(index=index, kind=action.kind, summary=describe(action), action=action, record=head)
+            steps.PlannedAction(index=index, kind=action.kind, summary=describe(action))
             for index, action in enumerate(entry)
         )
         return steps.ModelReply(head=head, actions=planned, thought="thinking")
@@ -86,7 +81,7 @@ class Script:
         @activity.defn
         async def prepare_task(step: steps.PrepareTask) -> steps.Prepared:
             calls.append(("prepare_task", step))
-            return steps.Prepared(head=sha(step.head + "prepared"), observation=observation("start"), next_seq=3, steps=2)
+            return steps.Prepared(head=sha(step.head + "prepared"), next_seq=3, steps=2)
 
         @activity.defn
         async def call_model(step: steps.CallModel) -> steps.ModelReply:
@@ -100,7 +95,7 @@ class Script:
             if answer is not None:
                 return answer
             outcomes = tuple(steps.OperationOutcome(operation_id=item.operation_id, returncode=0) for item in step.operations)
-            return steps.Performed(head=sha(step.head + f"act{step.turn}"), observation=observation(f"t{step.turn}"), outcomes=outcomes)
+            return steps.Performed(head=sha(step.head + f"act{step.turn}"), outcomes=outcomes)
 
         @activity.defn
         async def recover_operation(step: steps.RecoverOperation) -> steps.Recovered:
