@@ -1,0 +1,165 @@
+# Source that travels with every command that presses keys or types, and runs there as `python -c`: Python 3.8, X11, pyautogui.
+#
+# pyautogui knows keys, not characters: what has no key on the layout (an accent, an emoji) is dropped, `<` comes out as `>`,
+# and a name it does not know is ignored, all in silence. Here a character without a key is lent a spare key code for as long
+# as it is needed, `<` gets its own key, and what still cannot be typed is reported: one JSON line on stderr, exit code 3.
+#
+# ruff: noqa: ANN001, ANN201, ANN204, ARG001, B905, N803, S102, SLF001, T201, UP031
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
+import json
+import sys
+import time
+
+import pyautogui
+from Xlib import X
+from Xlib.ext.xtest import fake_input
+
+x11 = pyautogui.platformModule
+LEND_S = 0.2  # for programs to finish what was typed and to notice that a key code has changed
+CHARACTER_S = 0.002  # between characters
+UNICODE = 0x01000000  # the keysym of a code point is this plus the code point (X11 protocol, appendix A)
+REPORTED = 3  # exit code: everything else was done, but not this
+untypable, unknown_keys = [], []
+
+
+def keysym(character):
+    """The X keysym of a character; None for what no key types: controls, surrogates, noncharacters."""
+    code = ord(character)
+    if character in "\n\t\b":
+        return {"\n": 0xFF0D, "\t": 0xFF09, "\b": 0xFF08}[character]
+    if 0x20 <= code <= 0x7E or 0xA0 <= code <= 0xFF:
+        return code
+    nobody = code < 0xA0 or 0xD800 <= code <= 0xDFFF or code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
+    return None if nobody else UNICODE + code
+
+
+class Keyboard:
+    """Keysyms to (key code, needs Shift) on the current layout, and the spare codes that can be lent."""
+
+    def __init__(self):
+        info = x11._display.display.info
+        rows = x11._display.get_keyboard_mapping(info.min_keycode, info.max_keycode - info.min_keycode + 1)
+        self.fixed, self.lent, free = {}, {}, []
+        for code, row in enumerate(rows, info.min_keycode):
+            if not any(row):
+                free.append(code)
+            elif all(symbol == 0 or symbol > UNICODE for symbol in row):
+                self.lent.setdefault(row[0], code)
+            else:
+                for level, symbol in enumerate(row[:2]):
+                    self.fixed.setdefault(symbol, (code, level == 1))
+        self.spare = free + sorted(self.lent.values())
+
+    def lend(self, symbols):
+        """Give each symbol a key code; at most as many as there are spare ones."""
+        missing = [symbol for symbol in symbols if symbol not in self.lent]
+        if not missing:
+            return
+        busy = {self.lent[symbol] for symbol in symbols if symbol in self.lent}
+        codes = [code for code in self.spare if code not in busy]
+        time.sleep(LEND_S)
+        for symbol, code in zip(missing, codes):
+            x11._display.change_keyboard_mapping(code, [(symbol, symbol)])
+            self.lent = {other: used for other, used in self.lent.items() if used != code}
+            self.lent[symbol] = code
+        x11._display.sync()
+        time.sleep(LEND_S)
+
+    def tap(self, symbol):
+        """Press and release the key of a symbol that has one, undoing Caps Lock for letters."""
+        code, shift = self.fixed.get(symbol) or (self.lent[symbol], False)
+        letter = symbol < UNICODE and chr(symbol & 0xFF).isalpha() and symbol < 0x100
+        if letter and x11._display.screen().root.query_pointer().mask & X.LockMask:
+            shift = not shift
+        if shift:
+            fake_input(x11._display, X.KeyPress, x11.keyboardMapping["shift"])
+        fake_input(x11._display, X.KeyPress, code)
+        fake_input(x11._display, X.KeyRelease, code)
+        if shift:
+            fake_input(x11._display, X.KeyRelease, x11.keyboardMapping["shift"])
+        x11._display.sync()
+
+
+keyboard = Keyboard()
+
+
+def type_text(text, interval=0.0, controls="\n\t"):
+    """Type text character by character; new lines and tabs are keys."""
+    todo = []
+    for position, character in enumerate(text.replace("\r\n", "\n").replace("\r", "\n")):
+        symbol = keysym(character)
+        if symbol is None or (ord(character) < 0x20 and character not in controls):
+            untypable.append({"position": position, "character": "U+%04X" % ord(character)})
+        else:
+            todo.append(symbol)
+    while todo:
+        needed, end = [], 0
+        for symbol in todo:
+            if symbol not in keyboard.fixed and symbol not in needed:
+                if len(needed) == len(keyboard.spare):
+                    break
+                needed.append(symbol)
+            end += 1
+        keyboard.lend(needed)
+        for symbol in todo[:end]:
+            keyboard.tap(symbol)
+            time.sleep(max(interval, CHARACTER_S))
+        todo = todo[end:]
+
+
+class KeyNames(dict):
+    """pyautogui's key names, which it asks for with `in`: finds a key for every character and notes unknown names."""
+
+    def __contains__(self, name):
+        if self.get(name):
+            return True
+        symbol = keysym(name) if isinstance(name, str) and len(name) == 1 else None
+        if symbol is None:
+            if name not in unknown_keys:
+                unknown_keys.append(name)
+            return False
+        keyboard.lend([symbol])
+        self[name] = keyboard.lent[symbol]
+        return True
+
+
+def typewrite(message, interval=0.0, logScreenshot=None, _pause=True):
+    """pyautogui.typewrite with every character."""
+    if isinstance(message, str):
+        type_text(message, float(interval), "\n\t\b")
+    else:
+        pyautogui.press(list(message), interval=float(interval), _pause=False)
+    if _pause:
+        time.sleep(pyautogui.PAUSE)
+
+
+def report():
+    """Say what could not be typed or pressed; True if there was anything."""
+    if untypable or unknown_keys:
+        facts = {"untypable": untypable[:100], "untypable_count": len(untypable), "unknown_keys": unknown_keys[:100]}
+        print(json.dumps(facts), file=sys.stderr)
+    return bool(untypable or unknown_keys)
+
+
+def finish():
+    """End of a typed action."""
+    sys.exit(REPORTED if report() else 0)
+
+
+def run(code):
+    """The model's own Python, in its own namespace, so that it may start with anything and its errors name its own lines."""
+    try:
+        exec(compile(code, "<action>", "exec"), {"__name__": "__main__", "pyautogui": pyautogui, "time": time})
+    except BaseException:
+        report()
+        raise
+    finish()
+
+
+x11.keyboardMapping = KeyNames(x11.keyboardMapping)
+for character in map(chr, range(0x20, 0x7F)):
+    code, shift = keyboard.fixed.get(ord(character), (0, False))
+    if code and shift == pyautogui.isShiftCharacter(character):
+        x11.keyboardMapping[character] = code
+pyautogui.FAILSAFE = False
+pyautogui.typewrite = pyautogui.write = typewrite
