@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from datetime import UTC, datetime
@@ -26,8 +27,9 @@ class LocalStore:
     directory is synced. A process that dies in between leaves a `.tmp-*` file, which `rollouts store gc` removes.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, min_free_bytes: int = 0) -> None:
         self.path = Path(path).absolute()
+        self._min_free_bytes = min_free_bytes
         try:
             for part in ("blobs", "named"):
                 (self.path / part).mkdir(parents=True, exist_ok=True)
@@ -148,6 +150,7 @@ class LocalStore:
         temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:
             self._ready(target.parent)
+            self._expect_room(len(data))
             try:
                 with temporary.open("xb") as file:
                     file.write(data)
@@ -166,6 +169,15 @@ class LocalStore:
         except OSError as error:
             raise EvidenceUnavailable.from_os(error, str(target), "writing") from error
         return True
+
+    def _expect_room(self, size: int) -> None:
+        if self._min_free_bytes:
+            status = os.statvfs(self.path)
+            free = status.f_bavail * status.f_frsize
+            if free - size < self._min_free_bytes:
+                raise OSError(
+                    errno.ENOSPC, f"{free} bytes are left and {self._min_free_bytes} must stay free", str(self.path)
+                )
 
     def _ready(self, directory: Path) -> None:
         """Make the directory, with its entry in its parents durable too."""

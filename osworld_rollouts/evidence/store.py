@@ -149,8 +149,10 @@ def key_segments(identifier: str) -> str:
     )
 
 
-def open_store(url: str | Path) -> EvidenceStore:
+def open_store(url: str | Path, *, min_free_bytes: int = 0) -> EvidenceStore:
     """The store at a path, a `file:///…` URL or `s3://bucket/prefix` (needs the extra `s3`; see docs/evidence.md for its settings).
+
+    A local store refuses to write when its disk has less than `min_free_bytes` left, so that a full disk is one clear failure.
 
     Raises:
         EvidenceUnavailable: the place cannot be created or reached, or the extra is not installed.
@@ -161,9 +163,9 @@ def open_store(url: str | Path) -> EvidenceStore:
     text = str(url)
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme == "":
-        return LocalStore(Path(text).expanduser())
+        return LocalStore(Path(text).expanduser(), min_free_bytes=min_free_bytes)
     if scheme == "file":
-        return LocalStore(Path(unquote(urlsplit(text).path)))
+        return LocalStore(Path(unquote(urlsplit(text).path)), min_free_bytes=min_free_bytes)
     if scheme == "s3":
         try:
             from osworld_rollouts.evidence.s3_store import open_s3  # noqa: PLC0415 - optional extra

@@ -20,7 +20,7 @@ from osworld_rollouts.serving.media import with_images
 from osworld_rollouts.serving.secrets import public_headers, redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from openai import AsyncOpenAI
 
@@ -92,6 +92,7 @@ async def send(
     request_id: str,
     api_key: str | None,
     load: Callable[[str], bytes],
+    headers: Mapping[str, str] | None = None,
 ) -> RawReply:
     """Send one request once.
 
@@ -101,6 +102,8 @@ async def send(
         request_id: fresh for each attempt; sent as X-Request-Id, which vLLM makes part of its response id.
         api_key: None for a server that needs none.
         load: bytes of an image by sha256; called in a thread.
+        headers: further request headers, for whoever reads the server's log.
+        headers: further headers, such as X-Execution-Id and X-Turn for the server's own log.
 
     Raises:
         ModelCallError: anything but a JSON object with status 200.
@@ -115,6 +118,7 @@ async def send(
         timeout_s=model.timeout_s,
         request_id=request_id,
         anthropic=request.api == "messages",
+        extra_headers=headers,
     )
 
 
@@ -127,20 +131,23 @@ async def post(
     timeout_s: float,
     request_id: str,
     anthropic: bool = False,
+    extra_headers: Mapping[str, str] | None = None,
 ) -> RawReply:
     """Post JSON bytes once and read the whole reply. Raises as `send`."""
     import openai  # noqa: PLC0415 - as above
 
     client = shared_client(base_url, api_key)
-    headers: dict[str, Any] = {
+    sent_headers: dict[str, Any] = {
+        **(headers or {}),
+        **(extra_headers or {}),
         "X-Request-Id": request_id,
         "Content-Type": "application/json",
         "X-Stainless-Raw-Response": "stream",  # the SDK then hands out the response before it is read
     }
     if api_key is None or anthropic:
-        headers["Authorization"] = openai.Omit()
+        sent_headers["Authorization"] = openai.Omit()
     if anthropic:
-        headers |= {"anthropic-version": _ANTHROPIC_VERSION, **({"x-api-key": api_key} if api_key else {})}
+        sent_headers |= {"anthropic-version": _ANTHROPIC_VERSION, **({"x-api-key": api_key} if api_key else {})}
     received = bytearray()
     started_at, started = datetime.now(UTC), time.perf_counter()
     status: int | None = None
@@ -151,7 +158,7 @@ async def post(
                 cast_to=cast("type[Any]", object),
                 content=content,
                 options={
-                    "headers": headers,
+                    "headers": sent_headers,
                     "timeout": openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
                     "max_retries": 0,
                     "follow_redirects": False,
