@@ -102,7 +102,6 @@ async def send(
         request_id: fresh for each attempt; sent as X-Request-Id, which vLLM makes part of its response id.
         api_key: None for a server that needs none.
         load: bytes of an image by sha256; called in a thread.
-        headers: further request headers, for whoever reads the server's log.
         headers: further headers, such as X-Execution-Id and X-Turn for the server's own log.
 
     Raises:
@@ -138,7 +137,6 @@ async def post(
 
     client = shared_client(base_url, api_key)
     sent_headers: dict[str, Any] = {
-        **(headers or {}),
         **(extra_headers or {}),
         "X-Request-Id": request_id,
         "Content-Type": "application/json",
