@@ -79,6 +79,7 @@ class TemporalSettings(_Group):
         default="desktops", description="task queue on which hosts with free capacity provision desktops"
     )
     host_queue_prefix: str = Field(default="desktop-host", description="a host's own task queue is <prefix>/<host_id>")
+    ui_url: str | None = Field(default=None, description="web UI for links; default: the embedded server's")
     connect_timeout_s: float = Field(
         default=10, gt=0, description="a server that does not answer within this is named in the error"
     )

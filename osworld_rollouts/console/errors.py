@@ -1,0 +1,140 @@
+"""What a command ends with: exit codes, and one line for every error.
+
+Vocabulary. A command *fails* when what it was asked for cannot be done; it prints one line, `error: what happened; what to do`, and
+leaves with the code of that family. A rollout that ends without a score is data, not an error of the command; commands that wait for
+rollouts report it by code 1 all the same, so that scripts notice. Tracebacks appear only with `--debug`.
+"""
+
+from __future__ import annotations
+
+import errno
+from enum import IntEnum
+
+from pydantic import ValidationError
+from temporalio.client import WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from osworld_rollouts.console.embedded import EmbeddedServerError
+from osworld_rollouts.console.processes import BusyError, ProcessError
+from osworld_rollouts.evidence.errors import EvidenceError
+from osworld_rollouts.settings import SettingsError
+from osworld_rollouts.submit import RequestConflictError, RequestTooLargeError
+from osworld_rollouts.tasks.catalog import TaskError
+from osworld_rollouts.temporal import TemporalUnreachableError
+
+
+class ExitCode(IntEnum):
+    """Documented in the README and in `rollouts --help`."""
+
+    OK = 0
+    UNSCORED = 1
+    USAGE = 2
+    CONFLICT = 3
+    NOT_FOUND = 4
+    UNREACHABLE = 5
+    ENVIRONMENT = 6
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "done",
+    ExitCode.UNSCORED: "a rollout that was waited for ended without a score",
+    ExitCode.USAGE: "wrong arguments, settings or task files",
+    ExitCode.CONFLICT: "the rollout id exists with a different request, or the rollout's state does not allow it",
+    ExitCode.NOT_FOUND: "no such rollout, campaign or execution",
+    ExitCode.UNREACHABLE: "no Temporal server answers, or no worker does",
+    ExitCode.ENVIRONMENT: "this machine lacks something: a package, a port, disk space, a permission",
+    ExitCode.INTERNAL: "a defect of this program",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
+}
+
+
+class ConsoleError(Exception):
+    """Ends a command: what happened, what to do about it, and the exit code."""
+
+    def __init__(self, message: str, *, remedy: str = "", code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.code = code
+
+
+def as_console_error(error: BaseException) -> ConsoleError | None:
+    """The error as a command's end, or None when it is a defect of ours."""
+    match error:
+        case ConsoleError():
+            return error
+        case SettingsError():
+            return ConsoleError(f"settings: {error}", code=ExitCode.USAGE)
+        case TaskError() | RequestTooLargeError():
+            return ConsoleError(str(error), code=ExitCode.USAGE)
+        case ValidationError():
+            return ConsoleError(
+                "; ".join(_field_problem(item) for item in error.errors(include_input=False, include_url=False))
+            )
+        case RequestConflictError():
+            return ConsoleError(str(error), code=ExitCode.CONFLICT)
+        case TemporalUnreachableError():
+            return ConsoleError(str(error), code=ExitCode.UNREACHABLE)
+        case EmbeddedServerError():
+            return ConsoleError(str(error), remedy=error.remedy, code=ExitCode.ENVIRONMENT)
+        case BusyError():
+            return ConsoleError(
+                str(error), remedy="wait for it, or end it with `rollouts down`", code=ExitCode.CONFLICT
+            )
+        case ProcessError():
+            return ConsoleError(str(error), code=ExitCode.ENVIRONMENT)
+        case EvidenceError():
+            return ConsoleError(str(error), code=ExitCode.ENVIRONMENT)
+        case WorkflowUpdateFailedError():
+            return ConsoleError(str(error.cause), code=ExitCode.CONFLICT)
+        case RPCError():
+            return _from_rpc(error)
+        case OSError():
+            return _from_os(error)
+        case _:
+            return None
+
+
+def _field_problem(item: object) -> str:
+    problem = item if isinstance(item, dict) else {}
+    where = ".".join(str(part) for part in problem.get("loc", ())) or "request"
+    return f"{where}: {str(problem.get('msg', 'invalid')).removeprefix('Value error, ')}"
+
+
+def _from_rpc(error: RPCError) -> ConsoleError:
+    match error.status:
+        case RPCStatusCode.NOT_FOUND:
+            return ConsoleError(error.message, remedy="`rollouts list` shows what there is", code=ExitCode.NOT_FOUND)
+        case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
+            return ConsoleError(
+                f"Temporal refused: {error.message}",
+                remedy="check TEMPORAL_API_KEY and the namespace",
+                code=ExitCode.UNREACHABLE,
+            )
+        case RPCStatusCode.INVALID_ARGUMENT:
+            hint = "run `rollouts setup`, which registers them" if "search attribute" in error.message.lower() else ""
+            return ConsoleError(
+                f"Temporal refused: {error.message}", remedy=hint, code=ExitCode.ENVIRONMENT if hint else ExitCode.USAGE
+            )
+        case RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.UNAVAILABLE | RPCStatusCode.CANCELLED:
+            return ConsoleError(
+                f"Temporal does not answer: {error.message}",
+                remedy="look at `rollouts status`",
+                code=ExitCode.UNREACHABLE,
+            )
+        case _:
+            return ConsoleError(f"Temporal: {error.message}", code=ExitCode.UNREACHABLE)
+
+
+def _from_os(error: OSError) -> ConsoleError:
+    place = f" {error.filename}" if error.filename else ""
+    remedy = {
+        errno.ENOSPC: "free space there, or set ROLLOUTS_STATE_DIR to another disk",
+        errno.EACCES: "give this user the permission, or set ROLLOUTS_STATE_DIR to a directory of its own",
+        errno.EROFS: "set ROLLOUTS_STATE_DIR to a writable directory",
+    }.get(error.errno or 0, "")
+    return ConsoleError(
+        f"{error.strerror or error}:{place}" if place else str(error), remedy=remedy, code=ExitCode.ENVIRONMENT
+    )

@@ -1,0 +1,203 @@
+"""Rollout requests from what a person typed: tasks x samples, one model, one adapter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from osworld_rollouts.console.errors import ConsoleError
+from osworld_rollouts.contracts.desktop import DesktopSpec
+from osworld_rollouts.contracts.request import Adapter, History, Limits, Model, Rollout, RolloutRequest, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from osworld_rollouts.contracts.request import Task
+
+
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True)
+class ModelOptions:
+    """The policy model and how it is asked.
+
+    Parameters
+    ----------
+    model
+        Its name, as the server knows it.
+    base_url
+        Address of an OpenAI-compatible server, usually ending in /v1.
+    api_key_env
+        Environment variable *of the worker* that holds the key.
+    max_tokens
+        Limit of a reply.
+    temperature
+        Sampling temperature.
+    top_p
+        Nucleus sampling.
+    seed
+        Sampling seed, for servers that honour it.
+    """
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def contract(self) -> Model:
+        """The model.
+
+        Raises:
+            ConsoleError: name or address is missing.
+        """
+        if not self.model or not self.base_url:
+            missing = " and ".join(
+                flag for flag, value in (("--model", self.model), ("--base-url", self.base_url)) if not value
+            )
+            raise ConsoleError(
+                f"{missing} missing: which model, served where?",
+                remedy="for example --model gpt-5 --base-url https://api.openai.com/v1",
+            )
+        return Model(name=self.model, base_url=self.base_url, api_key_env=self.api_key_env)
+
+    def sampling(self) -> Sampling:
+        """What is sent; None is not sent."""
+        return Sampling(max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, seed=self.seed)
+
+
+@Parameter(name="*", group="Agent")
+@dataclass(frozen=True)
+class AgentOptions:
+    """How the model's words become actions, and for how long.
+
+    Parameters
+    ----------
+    adapter
+        The model's protocol; `rollouts adapters` lists them.
+    adapter_option
+        An option of the adapter as name=value (JSON, or text); may be repeated.
+    history
+        Which earlier turns the model sees; the adapter's own choice by default.
+    history_option
+        A parameter of the history policy as name=value; may be repeated.
+    max_turns
+        The horizon.
+    provider
+        Which kind of desktop.
+    evidence
+        semantic, or exact when tokens and logprobs must be proved.
+    """
+
+    adapter: str = "pyautogui"
+    adapter_option: tuple[str, ...] = ()
+    history: str | None = None
+    history_option: tuple[str, ...] = ()
+    max_turns: int = 15
+    provider: str = "local"
+    evidence: Literal["semantic", "exact"] = "semantic"
+
+
+@Parameter(name="*", group="Scheduling")
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """Names, budgets and order; they do not change what a rollout means.
+
+    Parameters
+    ----------
+    campaign
+        Name of this set of rollouts; rollout ids are campaign/task/sample.
+    samples
+        Rollouts for each task.
+    first_sample
+        Index of the first one.
+    purpose
+        What it is for, for example evaluation or train.
+    label
+        name=value, shown with the rollout; may be repeated.
+    priority
+        1 (first) to 5.
+    max_executions
+        Physical attempts for each rollout.
+    execution_limit_s
+        Wall-clock limit of one attempt, up to the last turn.
+    """
+
+    campaign: str = "default"
+    samples: Annotated[int, Parameter(name=("--samples", "-n"))] = 1
+    first_sample: int = 0
+    purpose: str | None = None
+    label: tuple[str, ...] = ()
+    priority: int = 3
+    max_executions: int = 3
+    execution_limit_s: float = 3600
+
+
+def build_requests(
+    tasks: Sequence[Task], model: ModelOptions, agent: AgentOptions, schedule: ScheduleOptions
+) -> list[RolloutRequest]:
+    """One request for each task and sample, samples outermost, so that an interrupted campaign has seen every task.
+
+    Raises:
+        ConsoleError: an option that cannot be read; ValidationError: a value out of range.
+    """
+    if schedule.samples < 1:
+        raise ConsoleError(f"--samples must be at least 1, got {schedule.samples}")
+    served, sampling = model.contract(), model.sampling()
+    adapter = Adapter(name=agent.adapter, options=pairs(agent.adapter_option, "--adapter-option"))
+    history = History(name=agent.history, params=pairs(agent.history_option, "--history-option"))
+    labels = {name: str(value) for name, value in pairs(schedule.label, "--label", plain=True).items()}
+    limits = Limits(max_executions=schedule.max_executions, execution_s=schedule.execution_limit_s)
+    return [
+        RolloutRequest(
+            rollout=Rollout(
+                task=task,
+                model=served,
+                adapter=adapter,
+                history=history,
+                sampling=sampling,
+                max_turns=agent.max_turns,
+                desktop=DesktopSpec(provider=agent.provider),
+                evidence=agent.evidence,
+            ),
+            campaign_id=schedule.campaign,
+            sample_index=sample,
+            purpose=schedule.purpose,
+            labels=labels,
+            priority=schedule.priority,
+            limits=limits,
+        )
+        for sample in range(schedule.first_sample, schedule.first_sample + schedule.samples)
+        for task in tasks
+    ]
+
+
+def read_request(path: Path) -> RolloutRequest:
+    """A request from a JSON file.
+
+    Raises:
+        ConsoleError: it cannot be read; ValidationError: it is no request.
+    """
+    try:
+        return RolloutRequest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConsoleError(f"cannot read the request file {path}: {error.strerror}") from error
+
+
+def pairs(texts: Sequence[str], flag: str, *, plain: bool = False) -> dict[str, Any]:
+    """`name=value` arguments as a dictionary; values are JSON where they are, otherwise (or when `plain`) text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConsoleError(f"{flag} wants name=value, got {text!r}")
+        try:
+            found[name] = value if plain else json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found

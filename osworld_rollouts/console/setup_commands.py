@@ -1,0 +1,166 @@
+"""`rollouts setup | config | tasks`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path  # noqa: TC003  (cyclopts reads annotations)
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.service import RPCError
+
+from osworld_rollouts.console.errors import ConsoleError, ExitCode
+from osworld_rollouts.console.output import STYLES, Output, one_line
+from osworld_rollouts.settings import describe_settings, explain_settings, load_settings, unknown_environment
+from osworld_rollouts.tasks.catalog import SHIPPED, load_tasks
+from osworld_rollouts.temporal import SEARCH_ATTRIBUTES, connect
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+_TYPES: dict[str, IndexedValueType.ValueType] = {
+    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
+    "Int": IndexedValueType.INDEXED_VALUE_TYPE_INT,
+    "Double": IndexedValueType.INDEXED_VALUE_TYPE_DOUBLE,
+    "Bool": IndexedValueType.INDEXED_VALUE_TYPE_BOOL,
+    "Datetime": IndexedValueType.INDEXED_VALUE_TYPE_DATETIME,
+    "Text": IndexedValueType.INDEXED_VALUE_TYPE_TEXT,
+    "KeywordList": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST,
+}
+
+
+def setup(*, dry_run: bool = False, json: bool = False) -> None:
+    """Register the search attributes that rollouts need in the Temporal namespace. Doing it again changes nothing.
+
+    Parameters
+    ----------
+    dry_run
+        Only say which are missing.
+    json
+        Print JSON.
+    """
+    asyncio.run(_setup(dry_run=dry_run, out=Output(as_json=json)))
+
+
+async def _setup(*, dry_run: bool, out: Output) -> None:
+    settings = load_settings()
+    client = await connect(settings)
+    missing = await missing_attributes(client)
+    if missing and not dry_run:
+        await register_attributes(client, missing)
+    out.record(
+        {
+            "namespace": client.namespace,
+            "registered": sorted(missing),
+            "there": sorted(set(SEARCH_ATTRIBUTES) - set(missing)),
+            "dry_run": dry_run,
+        }
+    )
+    for name, kind in SEARCH_ATTRIBUTES.items():
+        state = ("would register" if dry_run else "registered") if name in missing else "there"
+        out.line(Text(f"{name} ({kind}): ").append(state, style=STYLES["good"] if name in missing else STYLES["dim"]))
+
+
+async def missing_attributes(client: Client) -> dict[str, str]:
+    """Search attributes the namespace lacks, name to type.
+
+    Raises:
+        ConsoleError: one exists with another type.
+    """
+    answer = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    there = dict(answer.custom_attributes)
+    for name, kind in SEARCH_ATTRIBUTES.items():
+        if name in there and there[name] != _TYPES[kind]:
+            other = next((label for label, value in _TYPES.items() if value == there[name]), str(there[name]))
+            raise ConsoleError(
+                f"search attribute {name} exists in namespace {client.namespace!r} with type {other}, rollouts need {kind}",
+                remedy="remove it there, or use another namespace",
+                code=ExitCode.ENVIRONMENT,
+            )
+    return {name: kind for name, kind in SEARCH_ATTRIBUTES.items() if name not in there}
+
+
+async def register_attributes(client: Client, attributes: dict[str, str]) -> None:
+    """Add search attributes to the client's namespace.
+
+    Raises:
+        ConsoleError: the service does not allow it (Temporal Cloud manages them elsewhere) or has no room.
+    """
+    request = AddSearchAttributesRequest(
+        namespace=client.namespace, search_attributes={name: _TYPES[kind] for name, kind in attributes.items()}
+    )
+    try:
+        await client.operator_service.add_search_attributes(request)
+    except RPCError as error:
+        wanted = " ".join(f"--search-attribute {name}={kind}" for name, kind in attributes.items())
+        raise ConsoleError(
+            f"the Temporal service did not register the search attributes: {error.message}",
+            remedy=f"on Temporal Cloud use `tcld namespace search-attributes add --namespace {client.namespace} {wanted.replace('--search-attribute', '--sa')}`",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+
+
+def config(name: str = "", /, *, reasons: bool = False, json: bool = False) -> None:
+    """Every setting with its value and where it came from.
+
+    Parameters
+    ----------
+    name
+        Only settings whose name contains this.
+    reasons
+        Also why the default is what it is.
+    json
+        Print JSON.
+    """
+    out = Output(as_json=json)
+    why = describe_settings()
+    rows = [row for row in explain_settings() if name in row[0]]
+    ignored = unknown_environment()
+    out.record(
+        {
+            "settings": [
+                {"name": key, "value": value, "origin": origin, "reason": why.get(key, "")}
+                for key, value, origin in rows
+            ],
+            "ignored_environment": ignored,
+        }
+    )
+    table = [
+        [
+            key,
+            value,
+            Text(origin, style=STYLES["dim"] if origin == "default" else STYLES["good"]),
+            *([why.get(key, "")] if reasons else []),
+        ]
+        for key, value, origin in rows
+    ]
+    out.table(("setting", "value", "from", *(["reason"] if reasons else [])), table)
+    if ignored:
+        out.note(f"not a setting, ignored: {', '.join(ignored)}", style=STYLES["waiting"])
+
+
+def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, json: bool = False) -> None:
+    """List tasks: the shipped ones, or those of an OSWorld checkout.
+
+    Parameters
+    ----------
+    spec
+        `shipped`, a task's id or file, or a directory.
+    index
+        With a directory: only the tasks in this file.
+    json
+        Print JSON.
+    """
+    out = Output(as_json=json)
+    found = load_tasks(spec, index=index)
+    out.record(
+        {"tasks": [{"id": task.task_id, "domain": task.domain, "instruction": task.instruction} for task in found]}
+    )
+    out.table(
+        ("task", "domain", "instruction"),
+        ((task.task_id, task.domain, one_line(task.instruction, 100)) for task in found),
+    )
