@@ -1,0 +1,283 @@
+"""The local provider: makes, adopts, lists and removes desktops on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import socket
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from osworld_rollouts.desktops._provider import (
+    DesktopLost,
+    DesktopNotReady,
+    DesktopRecord,
+    DesktopUnavailable,
+    Endpoints,
+    Problem,
+)
+from osworld_rollouts.desktops.guest_client import GuestClient, GuestError
+from osworld_rollouts.desktops.lease_registry import LeaseRegistry
+from osworld_rollouts.desktops.local import assets, home, packages, processes
+from osworld_rollouts.desktops.local.sandbox import (
+    Layout,
+    Tier,
+    command,
+    environment,
+    sandbox_fault,
+    session_settings,
+)
+from osworld_rollouts.desktops.png_check import png_fault
+
+if TYPE_CHECKING:
+    from osworld_rollouts.contracts.desktop import DesktopSpec, LeaseOwner
+
+READY_TIMEOUT_S = 60.0
+LEASE_TTL = timedelta(hours=12)
+LOG_TAIL = 600
+
+
+class LocalDesktopProvider:
+    """Desktops as sandboxes (or plain processes) of this machine, kept below `state_dir`.
+
+    For trying out and for tests, not for untrusted models: see the package's docstring. `tier` "auto" takes bubblewrap when the
+    machine allows user namespaces, else plain processes. `ready_timeout` is in seconds.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        state_dir: Path | str,
+        *,
+        tier: str = "auto",
+        host_id: str | None = None,
+        ready_timeout: float = READY_TIMEOUT_S,
+        lease_ttl: timedelta = LEASE_TTL,
+    ) -> None:
+        self._root = Path(state_dir).absolute()
+        self._tier_wanted = tier
+        self._host_id = host_id or socket.gethostname()
+        self._ready_timeout = ready_timeout
+        self._lease_ttl = lease_ttl
+        self._registry = LeaseRegistry(self._root / "desktops")
+        self._identity: str | None = None
+
+    async def preflight(self) -> list[Problem]:
+        """What is missing on this machine, each with the command that puts it right."""
+        return await asyncio.to_thread(self._problems)
+
+    async def image_identity(self) -> str:
+        """Sha256 (hex) over package versions, guest requirements, guest server and home template."""
+        if self._identity is None:
+            self._identity = await asyncio.to_thread(_identity)
+        return self._identity
+
+    async def create(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner) -> DesktopRecord:
+        """The desktop of this lease, ready to be worked on; see `DesktopProvider.create`."""
+        identity = await self.image_identity()
+        record = await asyncio.to_thread(self._start, spec, lease_id, owner, identity)
+        if record.state == "ready":
+            return record
+        try:
+            await self._until_ready(record)
+        except DesktopNotReady:
+            await self.destroy(lease_id)
+            raise
+        ready = record.model_copy(update={"state": "ready", "ready_at": datetime.now(UTC)})
+        await asyncio.to_thread(self._registry.write, ready)
+        return ready
+
+    async def adopt(self, lease_id: str) -> DesktopRecord | None:
+        """The living, ready desktop of this lease, or None."""
+        record = await asyncio.to_thread(self._registry.read, lease_id)
+        if record is None or record.state != "ready" or not await asyncio.to_thread(processes.alive, record.marker):
+            return None
+        return record
+
+    async def renew(self, lease_id: str, expires_at: datetime) -> None:
+        """Move the lease's expiry; does nothing when there is no desktop."""
+        await asyncio.to_thread(self._renew, lease_id, expires_at)
+
+    async def destroy(self, lease_id: str) -> None:
+        """Remove the desktop with its processes and files; does nothing when there is none."""
+        await asyncio.to_thread(self._destroy, lease_id)
+
+    async def list(self) -> list[DesktopRecord]:
+        """Every desktop below `state_dir`, also those half made or dead."""
+        return await asyncio.to_thread(self._registry.all)
+
+    def _problems(self) -> list[Problem]:
+        found = packages.problems()
+        fault = sandbox_fault()
+        if fault and self._tier_wanted != "process":
+            found.append(
+                Problem(
+                    subject="sandbox",
+                    message=f"{fault}; desktops run as plain processes: no isolation, and one Chrome debugging port for all",
+                    remedy="allow unprivileged user namespaces, or run the container with --security-opt seccomp=unconfined",
+                    fatal=self._tier_wanted == "bubblewrap",
+                )
+            )
+        return found
+
+    def _tier(self) -> Tier:
+        if self._tier_wanted == "process":
+            return "process"
+        fault = sandbox_fault()
+        if not fault:
+            return "bubblewrap"
+        if self._tier_wanted == "bubblewrap":
+            raise DesktopUnavailable(f"{fault}; allow user namespaces or choose the tier 'process'")
+        return "process"
+
+    def _start(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str) -> DesktopRecord:
+        """Under the lease's lock: the record of a desktop that is ready, or on its way."""
+        with self._registry.lock(lease_id) as folder:
+            known = self._registry.read(lease_id)
+            if known is not None and processes.alive(known.marker):
+                return known
+            if known is not None and any((known.state_dir / "ledger" / "ops").glob("*")):
+                raise DesktopLost(
+                    f"the desktop of lease {lease_id} was worked on and its processes are gone; "
+                    "destroy the lease and start a new execution"
+                )
+            if known is not None:
+                processes.end(known.marker, gently=known.tier == "process")
+            self._registry.remove(folder)
+            return self._make(spec, lease_id, owner, identity, folder)
+
+    def _make(
+        self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str, folder: Path
+    ) -> DesktopRecord:
+        fatal = [problem for problem in packages.problems() if problem.fatal]
+        if fatal:
+            raise DesktopUnavailable("; ".join(f"{problem.message}. Run: {problem.remedy}" for problem in fatal))
+        tier = self._tier()
+        layout = Layout(
+            desktop=folder,
+            guest=assets.guest_server(self._root),
+            guest_python=assets.guest_python(self._root),
+            programs=assets.programs(self._root),
+            chrome=assets.chrome(self._root),
+        )
+        now = datetime.now(UTC)
+        folder.mkdir(parents=True, mode=0o700)
+        record = DesktopRecord(
+            lease_id=lease_id,
+            provider=self.name,
+            owner=owner,
+            host_id=self._host_id,
+            state="making",
+            state_dir=folder,
+            endpoints=Endpoints(
+                server=folder / "sock/server.sock",
+                chromium=folder / "sock/9222.sock",
+                vlc=folder / "sock/8080.sock",
+            ),
+            token=SecretStr(secrets.token_urlsafe(32)),
+            spec=spec,
+            width=spec.width,
+            height=spec.height,
+            image_identity=identity,
+            tier=tier,
+            marker=secrets.token_hex(16),
+            created_at=now,
+            expires_at=now + self._lease_ttl,
+        )
+        # The record comes before the process: whatever runs can be found again.
+        self._registry.write(record)
+        home.fill_home(folder / "home")
+        home.fill_etc(folder / "etc", record.marker)
+        for name in ("sock", "ledger", "log", "run", "tmp"):
+            (folder / name).mkdir(mode=0o700)
+        self._spawn(record, layout, tier)
+        return record
+
+    def _spawn(self, record: DesktopRecord, layout: Layout, tier: Tier) -> None:
+        network = record.spec.network
+        settings = session_settings(
+            tier, layout, width=record.width, height=record.height, network=network, marker=record.marker
+        )
+        reader, writer = os.pipe()
+        os.write(writer, record.token.get_secret_value().encode())
+        os.close(writer)
+        try:
+            with (record.state_dir / "log" / "session.log").open("ab") as log:
+                # `setsid --fork` leaves the desktop to process 1, so that it is nobody's child and outlives the worker.
+                subprocess.run(
+                    ["setsid", "--fork", "sh", "-c", 'exec 3<&"$0"; exec "$@"', str(reader), *command(tier, layout, settings, network=network)],
+                    env=environment(tier, layout),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[reader],
+                    check=True,
+                )  # fmt: skip
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise DesktopUnavailable(f"the desktop's first process cannot be started: {error}") from error
+        finally:
+            os.close(reader)
+
+    async def _until_ready(self, record: DesktopRecord) -> None:
+        """The readiness gate.
+
+        Raises:
+            DesktopNotReady: with what was missing and the last words of the logs.
+        """
+        async with GuestClient.of(record) as guest:
+            health = await guest.wait_ready(self._ready_timeout)
+            if not health["ready"]:
+                raise DesktopNotReady(
+                    f"the desktop of lease {record.lease_id} did not come up within {self._ready_timeout:g} s: "
+                    f"{health['detail']}.{_last_words(record.state_dir / 'log')}"
+                )
+            try:
+                fault = png_fault(await guest.screenshot(), record.width, record.height)
+            except GuestError as error:
+                fault = str(error)
+        if fault:
+            raise DesktopNotReady(
+                f"the first screenshot of lease {record.lease_id} is unusable: {fault}.{_last_words(record.state_dir / 'log')}"
+            )
+
+    def _renew(self, lease_id: str, expires_at: datetime) -> None:
+        with self._registry.lock(lease_id):
+            record = self._registry.read(lease_id)
+            if record is not None:
+                self._registry.write(record.model_copy(update={"expires_at": expires_at}))
+
+    def _destroy(self, lease_id: str) -> None:
+        with self._registry.lock(lease_id) as folder:
+            record = self._registry.read(lease_id)
+            if record is not None:
+                processes.end(record.marker, gently=record.tier == "process")
+            self._registry.remove(folder)
+
+
+def _last_words(logs: Path) -> str:
+    words = []
+    for path in sorted(logs.glob("*.log")):
+        text = path.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace").strip()
+        if text:
+            words.append(f"\n--- {path.name}\n{text}")
+    return "".join(words)
+
+
+def _identity() -> str:
+    digest = hashlib.sha256()
+    for name, version in sorted(packages.installed().versions.items()):
+        digest.update(f"{name}={version}\n".encode())
+    digest.update(assets.REQUIREMENTS.read_bytes())
+    for folder in (assets.GUEST, assets.HOME_TEMPLATE, assets.PROGRAMS):
+        digest.update(assets.tree_digest(folder).encode())
+    return digest.hexdigest()
+
+

@@ -1,0 +1,75 @@
+"""The screen as PNG, with the mouse cursor."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from .png import encode_bgrx
+from .wire import ApiError
+
+
+class Screen:
+    """Grabs the root window through one lasting X connection. Safe to use from many threads.
+
+    The last frame and its PNG are kept: a screen that did not change costs a comparison, not an encoding.
+    """
+
+    def __init__(self, display: str | None = None) -> None:
+        self._display = display or os.environ["DISPLAY"]
+        self._grab_lock = threading.Lock()
+        self._grabber = None
+        self._last: tuple[bytearray, bytes] | None = None
+
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels.
+
+        Raises:
+            ApiError: 503 `display_unavailable`.
+        """
+        with self._grab_lock:
+            monitor = self._connect().monitors[0]
+            return monitor["width"], monitor["height"]
+
+    def png(self) -> bytes:
+        """PNG of what is on the screen now.
+
+        Raises:
+            ApiError: 503 `display_unavailable`.
+        """
+        pixels, width, height = self.frame()
+        last = self._last
+        if last is not None and last[0] == pixels:
+            return last[1]
+        encoded = encode_bgrx(pixels, width, height)
+        self._last = (pixels, encoded)
+        return encoded
+
+    def frame(self) -> tuple[bytearray, int, int]:
+        """Pixels (4 bytes each: blue, green, red, unused), width and height.
+
+        Raises:
+            ApiError: 503 `display_unavailable`.
+        """
+        from mss.exception import ScreenShotError
+
+        with self._grab_lock:
+            grabber = self._connect()
+            try:
+                shot = grabber.grab(grabber.monitors[0])
+            except ScreenShotError as error:
+                grabber.close()
+                self._grabber = None
+                raise ApiError(503, "display_unavailable", f"the screen cannot be read: {error}") from error
+            return shot.raw, shot.width, shot.height
+
+    def _connect(self):  # noqa: ANN202 - mss is imported late
+        if self._grabber is None:
+            from mss import MSS
+            from mss.exception import ScreenShotError
+
+            try:
+                self._grabber = MSS(display=self._display, with_cursor=True)
+            except ScreenShotError as error:
+                raise ApiError(503, "display_unavailable", f"no connection to display {self._display}: {error}") from error
+        return self._grabber
