@@ -1,0 +1,132 @@
+"""One operation on the guest, at most once: send, and when the reply is lost ask the guest's ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from activities._failpoints import reach
+from activities._failures import failure, unconfirmed
+from osworld_rollouts.contracts.outcome import OutcomeKind
+from osworld_rollouts.contracts.steps import OperationOutcome
+from osworld_rollouts.desktops.guest_client import GuestError, GuestRefused, GuestUnreachable, Operation, ReplyLost
+
+if TYPE_CHECKING:
+    from osworld_rollouts.desktops.guest_client import GuestClient, OperationStatus
+
+_RECONNECT_S = 10.0  # a guest server that restarts is back within this
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Landed:
+    """An operation that the guest has finished: its outcome and the guest's own answer."""
+
+    outcome: OperationOutcome
+    answer: dict[str, Any]
+
+
+async def operate(client: GuestClient, code: str, operation: Operation) -> Landed:
+    """Run Python in the guest under an operation id.
+
+    Raises:
+        ApplicationError: operation_refused; operation_indeterminate; operation_unconfirmed when the ledger cannot be asked either.
+        GuestUnreachable: never sent, and the guest cannot be reached.
+    """
+    reach("act-before-dispatch")
+    started = time.monotonic()
+    while True:
+        try:
+            result = await client.execute(["python", "-c", code], operation=operation)
+            reach("act-after-landing")
+        except GuestUnreachable:
+            if time.monotonic() - started > _RECONNECT_S:
+                raise
+            await asyncio.sleep(_POLL_S)
+            continue
+        except ReplyLost as error:
+            return await settled(client, operation, str(error))
+        except GuestRefused as error:
+            return await _refused(client, operation, error)
+        took = round((time.monotonic() - started) * 1000)
+        answer = {"output": result.output, "error": result.error, "returncode": result.returncode}
+        return Landed(
+            OperationOutcome(
+                operation_id=operation.operation_id, returncode=result.returncode, error=_tail(result.error) if result.returncode else "",
+                replayed=result.replayed, duration_ms=took,
+            ),
+            answer,
+        )  # fmt: skip
+
+
+async def settled(client: GuestClient, operation: Operation, why: str) -> Landed:
+    """Ask the ledger until the operation has ended.
+
+    Raises:
+        ApplicationError: operation_unconfirmed when it cannot be asked or never arrived; operation_indeterminate when it was cut short.
+    """
+    deadline = time.monotonic() + operation.timeout + _RECONNECT_S
+    while True:
+        try:
+            status = await client.operation(operation.operation_id)
+        except GuestError as error:
+            if time.monotonic() > deadline - operation.timeout:
+                raise unconfirmed(f"{operation.operation_id}: {why}; the ledger cannot be asked: {error}") from error
+            await asyncio.sleep(_POLL_S)
+            continue
+        if status is None:
+            raise unconfirmed(f"{operation.operation_id}: {why}; the guest has not seen it")
+        if status.state == "finished":
+            return recorded(status)
+        if status.state == "interrupted" or time.monotonic() > deadline:
+            raise _indeterminate(operation.operation_id, status.state)
+        await asyncio.sleep(_POLL_S)
+
+
+def recorded(status: OperationStatus) -> Landed:
+    """The result that the ledger holds."""
+    answer = _json(status.body)
+    took = round(((status.finished_at or status.started_at) - status.started_at) * 1000)
+    error = str(answer.get("error") or answer.get("message") or "") if status.returncode != 0 else ""
+    return Landed(
+        OperationOutcome(operation_id=status.operation_id, returncode=status.returncode, error=_tail(error), replayed=True, duration_ms=took),
+        answer,
+    )
+
+
+async def _refused(client: GuestClient, operation: Operation, error: GuestRefused) -> Landed:
+    if error.kind == "operation_running":
+        return await settled(client, operation, str(error))
+    if error.kind == "operation_interrupted":
+        raise _indeterminate(operation.operation_id, "interrupted")
+    if error.status >= 500:
+        # The guest ran it and says that it went wrong (a time limit): a recorded fact, like a return code.
+        return Landed(
+            OperationOutcome(operation_id=operation.operation_id, returncode=None, error=_tail(str(error))), dict(error.detail)
+        )
+    raise failure(
+        OutcomeKind.OPERATION_REFUSED, f"the guest refused {operation.operation_id}: {error}", phase="acting",
+        remedy="another worker may hold this desktop; look for two workers with the same state directory",
+    )  # fmt: skip
+
+
+def _indeterminate(operation_id: str, state: str) -> Exception:
+    return failure(
+        OutcomeKind.OPERATION_INDETERMINATE, f"it cannot be known whether {operation_id} landed: the guest's ledger says {state}",
+        phase="acting", remedy="nothing to mend; a new execution starts on a fresh desktop if the retry budget allows",
+    )  # fmt: skip
+
+
+def _json(body: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(body or "{}")
+    except ValueError:
+        value = {"text": body}
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def _tail(text: str) -> str:
+    return text if len(text) <= 500 else f"…{text[-499:]}"

@@ -1,0 +1,203 @@
+"""Call the policy model: render, send once, journal, parse, record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from temporalio import activity
+
+from activities._failpoints import reach
+from activities._failures import failure
+from activities._heartbeat import heartbeating
+from activities._prompt import AdapterVersionError, Prompt, PromptBuilder
+from activities.evidence import unavailable
+from osworld_rollouts.contracts.action import describe
+from osworld_rollouts.contracts.evidence import ModelCallRecord
+from osworld_rollouts.contracts.model import ModelRequest, ParsedReply, Reply
+from osworld_rollouts.contracts.outcome import OutcomeKind
+from osworld_rollouts.contracts.steps import CallModel, ModelReply, PlannedAction
+from osworld_rollouts.evidence import chain
+from osworld_rollouts.evidence.errors import EvidenceError, EvidenceUnavailable
+from osworld_rollouts.evidence.store import put_json
+from osworld_rollouts.logs import correlated
+from osworld_rollouts.serving.client import RawReply, send
+from osworld_rollouts.serving.errors import ModelCallError, ReplyUnreadable
+from osworld_rollouts.serving.exact import ask_for_evidence, judge
+from osworld_rollouts.serving.journal import Attempt, CallKey, Journal, put_request
+from osworld_rollouts.serving.reply import read_reply
+from osworld_rollouts.serving.secrets import KeyMissing, resolve_key
+
+if TYPE_CHECKING:
+    from osworld_rollouts.contracts.evidence import Record
+    from osworld_rollouts.evidence.store import EvidenceStore
+
+log = structlog.get_logger()
+
+
+class ModelActivities:
+    """Calls of the policy model. A reply that was received is used by every later attempt instead of being bought again."""
+
+    def __init__(self, store: EvidenceStore) -> None:
+        self._store = store
+        self._journal = Journal(store)
+        self._prompts = PromptBuilder(store)
+
+    @activity.defn(name="call_model")
+    async def call_model(self, step: CallModel) -> ModelReply:
+        """One call of a turn.
+
+        Raises:
+            ApplicationError: model_unreachable (retried by Temporal), model_rejected, evidence_unavailable, request_invalid.
+        """
+        with correlated(execution_id=step.execution_id, turn=step.turn, attempt=activity.info().attempt):
+            async with heartbeating():
+                try:
+                    return await self._call(step)
+                except EvidenceUnavailable as error:
+                    raise unavailable(error, "model") from error
+                except EvidenceError as error:
+                    raise failure(OutcomeKind.EVIDENCE_UNAVAILABLE, str(error), phase="model", remedy=error.remedy) from error
+                except AdapterVersionError as error:
+                    raise failure(
+                        OutcomeKind.INTERNAL_ERROR, str(error), phase="model", retry=True,
+                        remedy="run a worker of the version the execution began with, or cancel it",
+                    ) from error  # fmt: skip
+
+    async def _call(self, step: CallModel) -> ModelReply:
+        records = await asyncio.to_thread(chain.walk, self._store, step.head)
+        prompt = await asyncio.to_thread(self._prompts.build, records, step)
+        model = prompt.request.rollout.model
+        request = prompt.adapter.render(prompt.input, model.name, prompt.sampling)
+        request = _complete(request, prompt)
+        key = CallKey(step.execution_id, step.turn, step.call)
+        sent = await asyncio.to_thread(put_request, self._store, request)
+        found = await asyncio.to_thread(self._journal.lookup, key, sent)
+        reused = found.reply is not None
+        overflow: ModelCallError | None = None
+        raw = found.reply
+        if raw is None:
+            raw, overflow = await self._buy(step, prompt, request, key, sent)
+        reply, parsed = self._parse(raw, request, prompt)
+        record = self._record(step, records, prompt, request, sent, raw, reply, parsed, overflow, found.earlier)
+        head = await asyncio.to_thread(chain.append, self._store, step.head, record)
+        return _result(head, record, parsed, reused=reused, latency_ms=record.latency_ms)
+
+    async def _buy(
+        self, step: CallModel, prompt: Prompt, request: ModelRequest, key: CallKey, sent: str
+    ) -> tuple[RawReply | None, ModelCallError | None]:
+        model = prompt.request.rollout.model
+        try:
+            api_key = resolve_key(model.api_key_env)
+        except KeyMissing as error:
+            raise failure(OutcomeKind.MODEL_REJECTED, str(error), phase="model") from error
+        request_id = uuid.uuid4().hex
+        await asyncio.to_thread(self._journal.begin, key, attempt=activity.info().attempt, request_id=request_id, sent=sent)
+        reach("model-before-send")
+        try:
+            raw = await send(
+                request, model, request_id=request_id, api_key=api_key, load=self._store.get,
+                headers={"X-Execution-Id": step.execution_id, "X-Turn": str(step.turn)},
+            )  # fmt: skip
+        except ModelCallError as error:
+            await asyncio.to_thread(self._journal.failed, key, request_id, error)
+            if error.kind == "context_overflow":
+                return None, error
+            raise _call_failure(error) from error
+        reach("model-after-reply")
+        await asyncio.to_thread(self._journal.received, key, raw)
+        reach("model-after-journal")
+        log.info("model replied", latency_ms=raw.latency_ms, status=raw.status)
+        return raw, None
+
+    def _parse(self, raw: RawReply | None, request: ModelRequest, prompt: Prompt) -> tuple[Reply | None, ParsedReply | None]:
+        if raw is None:
+            return None, None
+        try:
+            reply = read_reply(request.api, raw.body, max_tokens=prompt.sampling.max_tokens)
+        except ReplyUnreadable as error:
+            raise failure(
+                OutcomeKind.MODEL_REJECTED, str(error), phase="model", remedy="check that model.base_url speaks this adapter's API"
+            ) from error
+        return reply, prompt.adapter.parse(reply, prompt.input.geometry, prompt.input.current.marks)
+
+    def _record(
+        self, step: CallModel, records: list[Record], prompt: Prompt, request: ModelRequest, sent: str, raw: RawReply | None,
+        reply: Reply | None, parsed: ParsedReply | None, overflow: ModelCallError | None, earlier: tuple[Attempt, ...],
+    ) -> ModelCallRecord:  # fmt: skip
+        facts: dict[str, Any] = {}
+        if raw is not None and reply is not None and parsed is not None:
+            facts = {
+                "received": self._store.put(raw.body), "status": raw.status, "started_at": raw.started_at, "latency_ms": raw.latency_ms,
+                "text": reply.text, "reasoning": reply.reasoning, "finish_reason": reply.finish_reason, "stop_reason": reply.stop_reason,
+                "truncated": reply.truncated, "served_model": reply.served_model, "response_id": reply.response_id,
+                "system_fingerprint": reply.system_fingerprint, "weight_version": reply.weight_version, "usage": reply.usage,
+                "prompt_token_ids": self._ids(reply.prompt_token_ids), "generated_token_ids": self._ids(reply.generated_token_ids),
+                "logprobs": self._ids(reply.logprobs), "actions": parsed.actions, "failure": parsed.failure,
+                "output": put_json(self._store, _output(reply)) if _output(reply) else None,
+                "parsed": put_json(self._store, parsed.model_dump(mode="json")),
+                **judge(self._store, records, request, reply, exact=prompt.request.rollout.evidence == "exact"),
+            }  # fmt: skip
+        else:
+            facts = {"received": None, "overflow": True, "error": str(overflow), "status": overflow.status if overflow else None}
+        sampling = prompt.sampling.model_dump(mode="json", exclude_none=True)
+        unsent = tuple(f"{name}: not sent, the server's default applies" for name in type(prompt.sampling).model_fields if name not in sampling)
+        return ModelCallRecord(
+            execution_id=step.execution_id, index=records[-1].index + 1, previous=step.head, recorded_at=datetime.now(UTC),
+            turn=step.turn, call=step.call, activity_attempt=activity.info().attempt, request_id=raw.request_id if raw else "",
+            api=request.api, evidence=prompt.request.rollout.evidence, window=step.window, sent=sent, media=request.media,
+            sampling=sampling, earlier_attempts=tuple(item.as_json() for item in earlier),
+            missing=(*unsent, *(reply.missing if reply else ())), **facts,
+        )  # fmt: skip
+
+    def _ids(self, values: tuple[int, ...] | tuple[float, ...] | None) -> str | None:
+        return None if values is None else put_json(self._store, list(values))
+
+
+def _complete(request: ModelRequest, prompt: Prompt) -> ModelRequest:
+    """The request with the caller's further fields and, for exact evidence, the fields that ask for it."""
+    body = {**request.body, **prompt.request.rollout.model.extra_body}
+    request = request.model_copy(update={"body": body})
+    return ask_for_evidence(request) if prompt.request.rollout.evidence == "exact" else request
+
+
+def _output(reply: Reply) -> list[dict[str, Any]]:
+    if reply.output:
+        return [dict(item) for item in reply.output]
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in reply.tool_calls
+    ]
+
+
+def _call_failure(error: ModelCallError) -> Exception:
+    kind = OutcomeKind.MODEL_UNREACHABLE if error.retryable else OutcomeKind.MODEL_REJECTED
+    return failure(
+        kind, error.message, phase="model", remedy=error.remedy, retry=error.retryable, retry_after_s=error.retry_after,
+        details={"kind": error.kind, "status": str(error.status), "sample_may_exist": json.dumps(error.sample_may_exist)},
+    )  # fmt: skip
+
+
+def _result(head: str, record: ModelCallRecord, parsed: ParsedReply | None, *, reused: bool, latency_ms: int) -> ModelReply:
+    if parsed is None:
+        return ModelReply(head=head, overflow=True, images=len(record.media))
+    usage = record.usage or {}
+    prompt_tokens, completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return ModelReply(
+        head=head,
+        actions=tuple(
+            PlannedAction(
+                index=index, kind=action.kind, summary=describe(action)[:120],
+                seconds=action.seconds if action.kind == "wait" else None,
+            )
+            for index, action in enumerate(parsed.actions)
+        ),
+        failure=parsed.failure, images=len(record.media), finish_reason=record.finish_reason,
+        prompt_tokens=prompt_tokens if isinstance(prompt_tokens, int) else None,
+        completion_tokens=completion_tokens if isinstance(completion_tokens, int) else None,
+        latency_ms=latency_ms, reused=reused, exact_violations=record.violations,
+        thought=" ".join((parsed.thought or parsed.action_text or record.text).split())[:120],
+    )  # fmt: skip
