@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - pydantic needs it at run time
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - likewise
 from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from osworld_rollouts.contracts.desktop import DesktopSpec, LeaseOwner
+from osworld_rollouts.contracts.desktop import DesktopSpec, LeaseOwner  # noqa: TC001 - likewise
 
 
 class DesktopError(Exception):

@@ -199,7 +199,12 @@ class GuestClient:
         return json.loads((await self.ask("GET", "/accessibility", timeout=timeout)).body)["AT"]
 
     async def execute(
-        self, command: list[str] | str, *, shell: bool = False, operation: Operation | None = None, timeout: float = 135.0
+        self,
+        command: list[str] | str,
+        *,
+        shell: bool = False,
+        operation: Operation | None = None,
+        timeout: float = 135.0,
     ) -> CommandResult:
         """Run a command in the guest; a return code other than 0 is a result, not an error."""
         body = json.dumps({"command": command, "shell": shell}).encode()
@@ -253,7 +258,8 @@ class GuestClient:
         if reply.status >= 400:
             raise refusal(reply)
         value: dict[str, Any] = json.loads(reply.body)
-        return OperationStatus(**{name: value.get(name) for name in OperationStatus.__dataclass_fields__})
+        fields: dict[str, Any] = {name: value.get(name) for name in OperationStatus.__dataclass_fields__}
+        return OperationStatus(**fields)
 
     async def wait_ready(self, timeout: float) -> dict[str, Any]:
         """Ask for health until the desktop is ready; returns the last answer, ready or not."""

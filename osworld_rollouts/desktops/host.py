@@ -35,9 +35,15 @@ class DesktopHost:
     """Desktops on this machine, by lease. Nothing is kept here that the next worker cannot read from disk."""
 
     def __init__(
-        self, state_dir: Path, *, host_id: str, task_queue: str, capacity: int, lease_ttl_s: float,
+        self,
+        state_dir: Path,
+        *,
+        host_id: str,
+        task_queue: str,
+        capacity: int,
+        lease_ttl_s: float,
         cleanup: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._state_dir = state_dir
         self._host_id = host_id
         self._task_queue = task_queue
@@ -54,7 +60,9 @@ class DesktopHost:
             DesktopUnavailable: there is none.
         """
         if name not in self._providers:
-            self._providers[name] = create_provider(name, state_dir=self._state_dir, host_id=self._host_id, lease_ttl=self._lease_ttl)
+            self._providers[name] = create_provider(
+                name, state_dir=self._state_dir, host_id=self._host_id, lease_ttl=self._lease_ttl
+            )
         return self._providers[name]
 
     async def provision(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, ttl_s: float) -> Lease:
@@ -72,10 +80,18 @@ class DesktopHost:
             self._provisioning.discard(lease_id)
         await self._renew(provider, record)
         return Lease(
-            lease_id=lease_id, provider=spec.provider, host_id=self._host_id, task_queue=self._task_queue, fence=record.fence,
-            width=record.width, height=record.height, image_identity=record.image_identity, tier=record.tier,
-            created_at=record.created_at, expires_at=record.expires_at,
-        )  # fmt: skip
+            lease_id=lease_id,
+            provider=spec.provider,
+            host_id=self._host_id,
+            task_queue=self._task_queue,
+            fence=record.fence,
+            width=record.width,
+            height=record.height,
+            image_identity=record.image_identity,
+            tier=record.tier,
+            created_at=record.created_at,
+            expires_at=record.expires_at,
+        )
 
     async def find(self, lease_id: str) -> DesktopRecord:
         """The living desktop of a lease.
@@ -87,7 +103,9 @@ class DesktopHost:
             record = await provider.adopt(lease_id)
             if record is not None:
                 return record
-        raise DesktopLost(f"the desktop of lease {lease_id} is gone from host {self._host_id}: its processes ended or were removed")
+        raise DesktopLost(
+            f"the desktop of lease {lease_id} is gone from host {self._host_id}: its processes ended or were removed"
+        )
 
     async def renew(self, lease_id: str) -> None:
         """Move the lease's expiry away from now, when a third of its time has passed. Raises as `find`."""
@@ -126,9 +144,15 @@ class DesktopHost:
             async with GuestClient.of(record) as client:
                 await client.health(timeout=_HEALTH_S)
         except GuestUnreachable as error:
-            return OutcomeKind.DESKTOP_LOST, f"the guest server of lease {lease_id} is gone while its desktop lives ({error})"
+            return (
+                OutcomeKind.DESKTOP_LOST,
+                f"the guest server of lease {lease_id} is gone while its desktop lives ({error})",
+            )
         except GuestError as error:
-            return OutcomeKind.DESKTOP_UNRESPONSIVE, f"the desktop of lease {lease_id} does not answer within {_HEALTH_S:g} s ({error})"
+            return (
+                OutcomeKind.DESKTOP_UNRESPONSIVE,
+                f"the desktop of lease {lease_id} does not answer within {_HEALTH_S:g} s ({error})",
+            )
         return healthy, f"the desktop of lease {lease_id} answers, but not as it should"
 
     async def in_use(self) -> int:
@@ -152,7 +176,9 @@ class DesktopHost:
                 try:
                     await self.destroy(record.lease_id)
                 except DesktopError as error:
-                    log.warning("leftover desktop cannot be removed", lease_id=record.lease_id, reason=reason, error=str(error))
+                    log.warning(
+                        "leftover desktop cannot be removed", lease_id=record.lease_id, reason=reason, error=str(error)
+                    )
                     continue
                 log.info("leftover desktop removed", lease_id=record.lease_id, reason=reason)
                 removed.append(record.lease_id)

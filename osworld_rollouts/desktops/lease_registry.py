@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr, ValidationError
@@ -19,7 +18,8 @@ from pydantic import SecretStr, ValidationError
 from osworld_rollouts.desktops._provider import DesktopError, DesktopRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
+    from pathlib import Path
 
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel's limit for a unix socket is 107."""
@@ -45,16 +45,36 @@ class LeaseRegistry:
         return folder
 
     @contextmanager
-    def lock(self, lease_id: str) -> Iterator[Path]:
-        """Hold the lease's lock and give its folder. The lock file stays; it is what makes two makers take turns."""
+    def lock(self, lease_id: str) -> Generator[Path]:
+        """Hold the lease's lock and give its folder; two makers of one desktop take turns."""
         folder = self.folder(lease_id)
         self.root.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.root / f".{folder.name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        handle = _lock_file(self._lock_path(folder), fcntl.LOCK_EX)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
             yield folder
         finally:
+            if not folder.exists():
+                self._lock_path(folder).unlink(missing_ok=True)
             os.close(handle)
+
+    def tidy(self) -> None:
+        """Remove folders without a record: what was left when a making or a removal was cut short. Nothing runs in them."""
+        for folder in self.folders():
+            if (folder / "record.json").exists():
+                continue
+            try:
+                handle = _lock_file(self._lock_path(folder), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            try:
+                if not (folder / "record.json").exists():
+                    self.remove(folder)
+                    self._lock_path(folder).unlink(missing_ok=True)
+            finally:
+                os.close(handle)
+
+    def _lock_path(self, folder: Path) -> Path:
+        return self.root / f".{folder.name}.lock"
 
     def write(self, record: DesktopRecord) -> None:
         """Keep the record and its token, each whole or not at all."""
@@ -86,7 +106,9 @@ class LeaseRegistry:
         if folder.parent != self.root:
             raise DesktopError(f"{folder} is not a desktop of {self.root}; it is left alone")
         try:
-            for entry in sorted(folder.iterdir(), key=lambda path: path.name == "record.json") if folder.is_dir() else ():
+            for entry in (
+                sorted(folder.iterdir(), key=lambda path: path.name == "record.json") if folder.is_dir() else ()
+            ):
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
                 else:
@@ -104,6 +126,22 @@ class LeaseRegistry:
         except (OSError, ValidationError):
             return None
         return stored.model_copy(update={"token": SecretStr(token)})
+
+
+def _lock_file(path: Path, how: int) -> int:
+    """An open, locked descriptor of `path`; a file that was unlinked while we waited is made again."""
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, how)
+            if os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def _write(path: Path, text: str) -> None:

@@ -274,7 +274,9 @@ def _tag(name: str) -> str:
 
 
 def _clean(text: str) -> str:
-    return "".join(c for c in text if c in "\t\n\r" or (c >= " " and c not in "\ufffe\uffff" and not 0xD800 <= ord(c) < 0xE000))
+    return "".join(
+        c for c in text if c in "\t\n\r" or (c >= " " and c not in "\ufffe\uffff" and not 0xD800 <= ord(c) < 0xE000)
+    )
 
 
 def main() -> int:

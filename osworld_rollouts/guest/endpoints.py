@@ -21,8 +21,8 @@ from .forkserver import ForkServer, ForkServerDied, ForkServerUnavailable, pytho
 from .readiness import Readiness
 from .recording import Recorder
 from .screenshot import Screen
-from .wire import ApiError, Reply, Request
 from .windows import Windows
+from .wire import ApiError, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,7 +267,9 @@ class Endpoints:
                 file.write(code)
             outcome = run_command(["python3", path], timeout=limit)
         except CommandTimeout as late:
-            raise ApiError(500, "command_timeout", str(late), need_more=False, **_streams(late.outcome, "return_code")) from late
+            raise ApiError(
+                500, "command_timeout", str(late), need_more=False, **_streams(late.outcome, "return_code")
+            ) from late
         finally:
             os.unlink(path)
         streams = _streams(outcome, "return_code")

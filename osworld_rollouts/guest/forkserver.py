@@ -137,7 +137,9 @@ class ForkServer:
             hello = str(error).encode()
         if hello != b"ready":
             self._discard()
-            raise ForkServerUnavailable(f"the fork server did not start: {hello.decode('utf-8', 'replace') or 'it exited'}")
+            raise ForkServerUnavailable(
+                f"the fork server did not start: {hello.decode('utf-8', 'replace') or 'it exited'}"
+            )
         ours.settimeout(None)
         return ours
 

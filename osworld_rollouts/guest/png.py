@@ -24,12 +24,14 @@ def encode_bgrx(pixels: bytes | bytearray, width: int, height: int) -> bytes:
     rows = image.tobytes("raw", "RGB", width * 3 + 1)
     stream = deflate.compressobj(1)
     data = stream.compress(b"\0") + stream.compress(memoryview(rows)[:-1]) + stream.flush()
-    return b"".join((
-        b"\x89PNG\r\n\x1a\n",
-        _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        _chunk(b"IDAT", data),
-        _chunk(b"IEND", b""),
-    ))
+    return b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+            _chunk(b"IDAT", data),
+            _chunk(b"IEND", b""),
+        )
+    )
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

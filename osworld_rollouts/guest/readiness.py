@@ -29,7 +29,12 @@ class Readiness:
         except ApiError as error:
             return {"ok": True, "ready": False, "screen": None, "detail": error.message}
         detail = self._detail()
-        return {"ok": True, "ready": not detail, "screen": {"width": width, "height": height}, "detail": detail or "ready"}
+        return {
+            "ok": True,
+            "ready": not detail,
+            "screen": {"width": width, "height": height},
+            "detail": detail or "ready",
+        }
 
     def _detail(self) -> str:
         try:

@@ -52,7 +52,9 @@ class Recorder:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _, said = self._process.communicate(timeout=0.5)
                 self._process = None
-                raise ApiError(500, "recording_failed", f"ffmpeg ended at once: {said.decode('utf-8', 'replace')[-500:]}")
+                raise ApiError(
+                    500, "recording_failed", f"ffmpeg ended at once: {said.decode('utf-8', 'replace')[-500:]}"
+                )
             return Reply.json({"status": "success", "message": "Started recording successfully."})
 
     def stop(self) -> Reply:

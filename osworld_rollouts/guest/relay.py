@@ -17,9 +17,7 @@ CHUNK = 65536
 def start_relays(folder: Path, ports: dict[str, int]) -> threading.Thread:
     """Listen on `folder/<name>` for every name in `ports` and carry bytes to `127.0.0.1:<port>`; returns the thread."""
     listening = threading.Event()
-    thread = threading.Thread(
-        target=lambda: asyncio.run(_serve(folder, ports, listening)), name="relay", daemon=True
-    )
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, ports, listening)), name="relay", daemon=True)
     thread.start()
     listening.wait(10)
     return thread

@@ -71,5 +71,7 @@ class Screen:
             try:
                 self._grabber = MSS(display=self._display, with_cursor=True)
             except ScreenShotError as error:
-                raise ApiError(503, "display_unavailable", f"no connection to display {self._display}: {error}") from error
+                raise ApiError(
+                    503, "display_unavailable", f"no connection to display {self._display}: {error}"
+                ) from error
         return self._grabber

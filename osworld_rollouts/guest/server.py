@@ -150,7 +150,9 @@ def _operation_headers(request: Request) -> tuple[str, int, int]:
         return operation_id, int(seq), int(fence)
     except ValueError:
         raise ApiError(
-            400, "operation_headers", "an operation needs X-Operation-Id, and X-Operation-Seq and X-Lease-Fence as numbers"
+            400,
+            "operation_headers",
+            "an operation needs X-Operation-Id, and X-Operation-Seq and X-Lease-Fence as numbers",
         ) from None
 
 
@@ -161,7 +163,9 @@ def _timeout(request: Request) -> float:
     except ValueError:
         timeout = 0
     if not 0 < timeout <= 86400:
-        raise ApiError(400, "operation_headers", f"X-Operation-Timeout {given!r} is not a number of seconds up to 86400")
+        raise ApiError(
+            400, "operation_headers", f"X-Operation-Timeout {given!r} is not a number of seconds up to 86400"
+        )
     return timeout
 
 
@@ -264,7 +268,9 @@ def main() -> int:
     parser.add_argument("--sockets", type=Path, help="folder for server.sock and the relays")
     parser.add_argument("--tcp", help="address:port to listen on as well")
     parser.add_argument("--relay", action="append", default=[], help="name.sock:port to carry to 127.0.0.1:port")
-    parser.add_argument("--token-stdin", action="store_true", help="the lease token is the first line of standard input")
+    parser.add_argument(
+        "--token-stdin", action="store_true", help="the lease token is the first line of standard input"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     token = sys.stdin.readline().strip() or None if options.token_stdin else None
@@ -291,5 +297,3 @@ def main() -> int:
     finally:
         shutil.rmtree(guest.spool, ignore_errors=True)
     return 0
-
-

@@ -120,9 +120,7 @@ class Windows:
         wm_class = window.get_wm_class() or ("", "")
         kinds = self._property(window, "_NET_WM_WINDOW_TYPE") or []
         kind = self._display.get_atom_name(kinds[0]) if len(kinds) else ""
-        return Window(
-            window.id, name, ".".join(wm_class), -origin.x, -origin.y, geometry.width, geometry.height, kind
-        )
+        return Window(window.id, name, ".".join(wm_class), -origin.x, -origin.y, geometry.width, geometry.height, kind)
 
     def _property(self, window: Any, name: str) -> Any:
         from Xlib import X

@@ -90,9 +90,7 @@ class LocalDesktopProvider:
         except DesktopNotReady:
             await self.destroy(lease_id)
             raise
-        ready = record.model_copy(update={"state": "ready", "ready_at": datetime.now(UTC)})
-        await asyncio.to_thread(self._registry.write, ready)
-        return ready
+        return await asyncio.to_thread(self._ready, lease_id)
 
     async def adopt(self, lease_id: str) -> DesktopRecord | None:
         """The living, ready desktop of this lease, or None."""
@@ -111,6 +109,7 @@ class LocalDesktopProvider:
 
     async def list(self) -> list[DesktopRecord]:
         """Every desktop below `state_dir`, also those half made or dead."""
+        await asyncio.to_thread(self._registry.tidy)
         return await asyncio.to_thread(self._registry.all)
 
     def _problems(self) -> list[Problem]:
@@ -153,9 +152,7 @@ class LocalDesktopProvider:
             self._registry.remove(folder)
             return self._make(spec, lease_id, owner, identity, folder)
 
-    def _make(
-        self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str, folder: Path
-    ) -> DesktopRecord:
+    def _make(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str, folder: Path) -> DesktopRecord:
         fatal = [problem for problem in packages.problems() if problem.fatal]
         if fatal:
             raise DesktopUnavailable("; ".join(f"{problem.message}. Run: {problem.remedy}" for problem in fatal))
@@ -248,6 +245,16 @@ class LocalDesktopProvider:
                 f"the first screenshot of lease {record.lease_id} is unusable: {fault}.{_last_words(record.state_dir / 'log')}"
             )
 
+    def _ready(self, lease_id: str) -> DesktopRecord:
+        with self._registry.lock(lease_id):
+            record = self._registry.read(lease_id)
+            if record is None:
+                raise DesktopLost(f"the desktop of lease {lease_id} was removed while it came up")
+            if record.state == "making":
+                record = record.model_copy(update={"state": "ready", "ready_at": datetime.now(UTC)})
+                self._registry.write(record)
+            return record
+
     def _renew(self, lease_id: str, expires_at: datetime) -> None:
         with self._registry.lock(lease_id):
             record = self._registry.read(lease_id)
@@ -279,5 +286,3 @@ def _identity() -> str:
     for folder in (assets.GUEST, assets.HOME_TEMPLATE, assets.PROGRAMS):
         digest.update(assets.tree_digest(folder).encode())
     return digest.hexdigest()
-
-

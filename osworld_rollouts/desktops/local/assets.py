@@ -17,7 +17,7 @@ from osworld_rollouts.desktops._provider import DesktopUnavailable
 from osworld_rollouts.desktops.local.sandbox import PYTHON, python_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 FOLDER = Path(__file__).parent
 GUEST = FOLDER.parent.parent / "guest"
@@ -129,7 +129,7 @@ def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Generator[None]:
     """Hold an exclusive lock on `path`, which is created and stays."""
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:

@@ -32,11 +32,7 @@ class Found:
 
 def find(marker: str) -> list[Found]:
     """The session of this marker and the sandbox around it; empty when the desktop is not running."""
-    found = []
-    for entry in os.listdir(PROC):
-        if entry.isdigit() and (process := _inspect(int(entry), marker)) is not None:
-            found.append(process)
-    return found
+    return [process for pid in _pids() if (process := _inspect(pid, marker)) is not None]
 
 
 def alive(marker: str) -> bool:
@@ -118,10 +114,9 @@ def _kill_started_at(pid: int, started: int) -> None:
 
 def _descendants(ancestor: int) -> dict[int, int]:
     parents: dict[int, int] = {}
-    for entry in os.listdir(PROC):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                parents[int(entry)] = int(_stat(int(entry))[1])
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            parents[pid] = int(_stat(pid)[1])
     found: list[int] = []
     layer = [ancestor]
     while layer:
@@ -132,6 +127,10 @@ def _descendants(ancestor: int) -> dict[int, int]:
         with contextlib.suppress(OSError):
             result[pid] = _start_time(pid)
     return result
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
 
 
 def _start_time(pid: int) -> int:

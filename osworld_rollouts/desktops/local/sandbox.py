@@ -15,15 +15,68 @@ Tier = Literal["bubblewrap", "process"]
 USER, UID = "user", 1000
 HOME = "/home/user"
 PYTHON = "/usr/bin/python3"
-ETC = (
-    "X11 alternatives at-spi2 bash.bashrc ca-certificates ca-certificates.conf chromium chromium.d dbus-1 dconf "
-    "default/locale emacs fonts gimp glvnd gnome gtk-2.0 gtk-3.0 host.conf inputrc java-17-openjdk ld.so.cache ld.so.conf "
-    "ld.so.conf.d libpaper.d libreoffice locale.alias localtime magic mailcap mime.types mke2fs.conf nsswitch.conf "
-    "openal papersize pki profile profile.d protocols python3 python3.11 pulse rc.local services shells skel ssl "
-    "terminfo timezone vdpau_wrapper.cfg vulkan xdg"
-).split()
+ETC = [
+    "X11",
+    "alternatives",
+    "at-spi2",
+    "bash.bashrc",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "chromium",
+    "chromium.d",
+    "dbus-1",
+    "dconf",
+    "default/locale",
+    "emacs",
+    "fonts",
+    "gimp",
+    "glvnd",
+    "gnome",
+    "gtk-2.0",
+    "gtk-3.0",
+    "host.conf",
+    "inputrc",
+    "java-17-openjdk",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "libpaper.d",
+    "libreoffice",
+    "locale.alias",
+    "localtime",
+    "magic",
+    "mailcap",
+    "mime.types",
+    "mke2fs.conf",
+    "nsswitch.conf",
+    "openal",
+    "papersize",
+    "pki",
+    "profile",
+    "profile.d",
+    "protocols",
+    "python3",
+    "python3.11",
+    "pulse",
+    "rc.local",
+    "services",
+    "shells",
+    "skel",
+    "ssl",
+    "terminfo",
+    "timezone",
+    "vdpau_wrapper.cfg",
+    "vulkan",
+    "xdg",
+]
 """Entries of the host's /etc that programs need; the rest (accounts, keys, mounts) stays outside."""
-VAR = "/var/cache/fontconfig /var/lib/libreoffice /var/lib/dictionaries-common /var/lib/ghostscript /var/lib/dpkg".split()
+VAR = [
+    "/var/cache/fontconfig",
+    "/var/lib/libreoffice",
+    "/var/lib/dictionaries-common",
+    "/var/lib/ghostscript",
+    "/var/lib/dpkg",
+]
 
 
 @dataclass(frozen=True)
@@ -37,7 +90,9 @@ class Layout:
     chrome: Path
 
 
-def session_settings(tier: Tier, layout: Layout, *, width: int, height: int, network: str, marker: str) -> dict[str, Any]:
+def session_settings(
+    tier: Tier, layout: Layout, *, width: int, height: int, network: str, marker: str
+) -> dict[str, Any]:
     """The settings of `guest/session.py`, with paths as the session sees them."""
     own = tier == "bubblewrap"
     isolated = own and network == "none"
