@@ -31,7 +31,7 @@ from workflows.execution import ExecutionWorkflow
 from workflows.rollout import RolloutWorkflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from temporalio.client import Client
 
@@ -51,7 +51,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     """
     client = await temporal.connect(settings)
     store = await asyncio.to_thread(open_store, settings.store.url)
-    roles = set(settings.worker.roles)
+    roles: set[str] = set(settings.worker.roles)
     async with contextlib.AsyncExitStack() as stack:
         workers: list[Worker] = []
         if roles & {"workflows", "models"}:
@@ -61,8 +61,14 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             stack.push_async_callback(evaluator.close)
             workers += _desktop_workers(client, settings, store, host, evaluator)
             stack.enter_context(_reaping(host, client, settings))
-        log.info("worker started", roles=sorted(roles), address=settings.temporal.address, namespace=settings.temporal.namespace,
-                 host_id=settings.host_id(), version=provenance.version())  # fmt: skip
+        log.info(
+            "worker started",
+            roles=sorted(roles),
+            address=settings.temporal.address,
+            namespace=settings.temporal.namespace,
+            host_id=settings.host_id(),
+            version=provenance.version(),
+        )
         for worker in workers:
             await stack.enter_async_context(worker)
         await stop.wait()
@@ -71,8 +77,6 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
 
 async def _central(client: Client, settings: Settings, store: EvidenceStore, roles: set[str]) -> Worker:
     """Workflows and model calls share a queue, so a queue's worker must know both; roles bound what is polled."""
-    from temporalio.worker import WorkflowRunner  # noqa: F401, PLC0415 - documents what runs the sandbox
-
     from activities.evidence import EvidenceActivities  # noqa: PLC0415 - a desktop host needs neither
     from activities.model import ModelActivities  # noqa: PLC0415 - likewise
 
@@ -99,9 +103,13 @@ async def _host(settings: Settings) -> tuple[DesktopHost, OSWorldEvaluator]:
 
     work = settings.state_dir / "work"
     host = DesktopHost(
-        settings.state_dir, host_id=settings.host_id(), task_queue=settings.host_queue(), capacity=settings.host.capacity,
-        lease_ttl_s=settings.timeouts.lease_ttl_s, cleanup=lambda lease_id: remove_work_dir(work, lease_id),
-    )  # fmt: skip
+        settings.state_dir,
+        host_id=settings.host_id(),
+        task_queue=settings.host_queue(),
+        capacity=settings.host.capacity,
+        lease_ttl_s=settings.timeouts.lease_ttl_s,
+        cleanup=lambda lease_id: remove_work_dir(work, lease_id),
+    )
     evaluator = OSWorldEvaluator(state_dir=settings.state_dir)
     await evaluator.start()
     return host, evaluator
@@ -117,19 +125,28 @@ def _desktop_workers(
     evaluation = EvaluationActivities(host, store, evaluator, work_dir=settings.state_dir / "work")
     return [
         Worker(
-            client, task_queue=settings.temporal.pool_queue, activities=[desktop.provision_desktop], tuner=room_on(host), **_shared(settings)
+            client,
+            task_queue=settings.temporal.pool_queue,
+            activities=[desktop.provision_desktop],
+            tuner=room_on(host),
+            **_shared(settings),
         ),
         Worker(
             client,
             task_queue=settings.host_queue(),
             activities=[
-                evaluation.prepare_task, desktop.perform_operation, desktop.recover_operation, evaluation.prepare_evaluation,
-                evaluation.evaluate, desktop.renew_lease, desktop.teardown_desktop,
+                evaluation.prepare_task,
+                desktop.perform_operation,
+                desktop.recover_operation,
+                evaluation.prepare_evaluation,
+                evaluation.evaluate,
+                desktop.renew_lease,
+                desktop.teardown_desktop,
             ],
             max_concurrent_activities=max(4, 2 * settings.host.capacity),
             **_shared(settings),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _shared(settings: Settings) -> dict[str, Any]:
@@ -140,7 +157,9 @@ def _shared(settings: Settings) -> dict[str, Any]:
         from temporalio.common import VersioningBehavior, WorkerDeploymentVersion  # noqa: PLC0415 - only with versioning
         from temporalio.worker import WorkerDeploymentConfig  # noqa: PLC0415 - likewise
 
-        build = settings.worker.build_id or str(provenance.provenance().get("source_revision") or provenance.version())[:40]
+        build = (
+            settings.worker.build_id or str(provenance.provenance().get("source_revision") or provenance.version())[:40]
+        )
         shared["deployment_config"] = WorkerDeploymentConfig(
             version=WorkerDeploymentVersion(deployment_name=settings.worker.deployment, build_id=build),
             use_worker_versioning=True,

@@ -48,6 +48,8 @@ class RoomSlots(CustomSlotSupplier):
 def room_on(host: DesktopHost) -> WorkerTuner:
     """A tuner for the pool queue's worker."""
     return WorkerTuner.create_composite(
-        workflow_supplier=FixedSizeSlotSupplier(2), activity_supplier=RoomSlots(host),
-        local_activity_supplier=FixedSizeSlotSupplier(1), nexus_supplier=FixedSizeSlotSupplier(1),
-    )  # fmt: skip
+        workflow_supplier=FixedSizeSlotSupplier(2),
+        activity_supplier=RoomSlots(host),
+        local_activity_supplier=FixedSizeSlotSupplier(1),
+        nexus_supplier=FixedSizeSlotSupplier(1),
+    )

@@ -39,4 +39,6 @@ def unconfirmed(message: str) -> ApplicationError:
 
 
 def _short(details: dict[str, str]) -> dict[str, str]:
-    return {key: value if len(value) <= 4000 else f"{value[:2000]}\n…\n{value[-1900:]}" for key, value in details.items()}
+    return {
+        key: value if len(value) <= 4000 else f"{value[:2000]}\n…\n{value[-1900:]}" for key, value in details.items()
+    }

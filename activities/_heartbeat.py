@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from temporalio import activity
 
 
 @asynccontextmanager
-async def heartbeating(*details: str) -> AsyncIterator[None]:
+async def heartbeating(*details: str) -> AsyncGenerator[None]:
     """Beat in the background until the block ends. The event loop must stay free: blocking work belongs in a thread."""
     timeout = activity.info().heartbeat_timeout
     if timeout is None:

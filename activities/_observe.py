@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from osworld_rollouts.desktops.guest_client import GuestClient
     from osworld_rollouts.evidence.store import EvidenceStore
 
-_PATIENCE_S = 20.0  # for a screenshot that does not come or does not decode; the guest's own server restarts within this
+_PATIENCE_S = (
+    20.0  # for a screenshot that does not come or does not decode; the guest's own server restarts within this
+)
 
 
 class ObservationError(Exception):
@@ -26,9 +28,15 @@ class ObservationError(Exception):
 
 
 async def observe(
-    client: GuestClient, store: EvidenceStore, size: tuple[int, int], settle: Settle, needs: ObservationNeeds, *,
-    first_s: float, limit_s: float,
-) -> Observation:  # fmt: skip
+    client: GuestClient,
+    store: EvidenceStore,
+    size: tuple[int, int],
+    settle: Settle,
+    needs: ObservationNeeds,
+    *,
+    first_s: float,
+    limit_s: float,
+) -> Observation:
     """Wait `first_s`, then until two frames in a row are equal or `limit_s` has passed; store what is seen.
 
     Raises:
@@ -62,7 +70,12 @@ async def observe(
         except (GuestError, KeyError, ValueError) as error:
             missing = (f"accessibility_tree: {error}",)
     return Observation(
-        screenshot=media, accessibility_tree=tree, missing=missing, captured_at=captured, stable=stable, settle_ms=settled_ms
+        screenshot=media,
+        accessibility_tree=tree,
+        missing=missing,
+        captured_at=captured,
+        stable=stable,
+        settle_ms=settled_ms,
     )
 
 

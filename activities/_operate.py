@@ -55,11 +55,14 @@ async def operate(client: GuestClient, code: str, operation: Operation) -> Lande
         answer = {"output": result.output, "error": result.error, "returncode": result.returncode}
         return Landed(
             OperationOutcome(
-                operation_id=operation.operation_id, returncode=result.returncode, error=_tail(result.error) if result.returncode else "",
-                replayed=result.replayed, duration_ms=took,
+                operation_id=operation.operation_id,
+                returncode=result.returncode,
+                error=_tail(result.error) if result.returncode else "",
+                replayed=result.replayed,
+                duration_ms=took,
             ),
             answer,
-        )  # fmt: skip
+        )
 
 
 async def settled(client: GuestClient, operation: Operation, why: str) -> Landed:
@@ -92,7 +95,13 @@ def recorded(status: OperationStatus) -> Landed:
     took = round(((status.finished_at or status.started_at) - status.started_at) * 1000)
     error = str(answer.get("error") or answer.get("message") or "") if status.returncode != 0 else ""
     return Landed(
-        OperationOutcome(operation_id=status.operation_id, returncode=status.returncode, error=_tail(error), replayed=True, duration_ms=took),
+        OperationOutcome(
+            operation_id=status.operation_id,
+            returncode=status.returncode,
+            error=_tail(error),
+            replayed=True,
+            duration_ms=took,
+        ),
         answer,
     )
 
@@ -105,19 +114,24 @@ async def _refused(client: GuestClient, operation: Operation, error: GuestRefuse
     if error.status >= 500:
         # The guest ran it and says that it went wrong (a time limit): a recorded fact, like a return code.
         return Landed(
-            OperationOutcome(operation_id=operation.operation_id, returncode=None, error=_tail(str(error))), dict(error.detail)
+            OperationOutcome(operation_id=operation.operation_id, returncode=None, error=_tail(str(error))),
+            dict(error.detail),
         )
     raise failure(
-        OutcomeKind.OPERATION_REFUSED, f"the guest refused {operation.operation_id}: {error}", phase="acting",
+        OutcomeKind.OPERATION_REFUSED,
+        f"the guest refused {operation.operation_id}: {error}",
+        phase="acting",
         remedy="another worker may hold this desktop; look for two workers with the same state directory",
-    )  # fmt: skip
+    )
 
 
 def _indeterminate(operation_id: str, state: str) -> Exception:
     return failure(
-        OutcomeKind.OPERATION_INDETERMINATE, f"it cannot be known whether {operation_id} landed: the guest's ledger says {state}",
-        phase="acting", remedy="nothing to mend; a new execution starts on a fresh desktop if the retry budget allows",
-    )  # fmt: skip
+        OutcomeKind.OPERATION_INDETERMINATE,
+        f"it cannot be known whether {operation_id} landed: the guest's ledger says {state}",
+        phase="acting",
+        remedy="nothing to mend; a new execution starts on a fresh desktop if the retry budget allows",
+    )
 
 
 def _json(body: str | None) -> dict[str, Any]:

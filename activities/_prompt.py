@@ -48,7 +48,9 @@ class PromptBuilder:
     def __init__(self, store: EvidenceStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._images: OrderedDict[tuple[str, ImageGeometry, tuple[tuple[int, int, int, int], ...]], MediaRef] = OrderedDict()
+        self._images: OrderedDict[tuple[str, ImageGeometry, tuple[tuple[int, int, int, int], ...]], MediaRef] = (
+            OrderedDict()
+        )
         self._request = functools.lru_cache(maxsize=256)(self._read_request)
 
     def build(self, records: Sequence[Record], step: CallModel) -> Prompt:
@@ -99,22 +101,41 @@ class PromptBuilder:
         if shown is None:
             return PastTurn(turn=turn.turn, view=view, live=live, outcomes=turn.outcomes)
         return self._call(turn.turn, shown).model_copy(
-            update={"view": view, "live": live, "actions": turn.actions, "outcomes": turn.outcomes, "failure": turn.failure}
+            update={
+                "view": view,
+                "live": live,
+                "actions": turn.actions,
+                "outcomes": turn.outcomes,
+                "failure": turn.failure,
+            }
         )
 
     def _call(self, turn: int, call: transcript.ModelCallRecord) -> PastTurn:
         return PastTurn(
-            turn=turn, view=View(), live=False, text=call.text, reasoning=call.reasoning,
-            output=transcript.output_items(self._store, call), response_id=call.response_id, actions=call.actions, failure=call.failure,
-        )  # fmt: skip
+            turn=turn,
+            view=View(),
+            live=False,
+            text=call.text,
+            reasoning=call.reasoning,
+            output=transcript.output_items(self._store, call),
+            response_id=call.response_id,
+            actions=call.actions,
+            failure=call.failure,
+        )
 
-    def _view(self, observation: Observation, needs: ObservationNeeds, geometry: ImageGeometry, *, image: bool = True) -> View:
+    def _view(
+        self, observation: Observation, needs: ObservationNeeds, geometry: ImageGeometry, *, image: bool = True
+    ) -> View:
         from osworld_rollouts.adapters.images import accessibility_text, marks_of  # noqa: PLC0415 - needs XML and fonts
 
         tree = None
         if (needs.accessibility_tree or needs.set_of_marks) and observation.accessibility_tree:
             tree = self._store.get(observation.accessibility_tree).decode("utf-8", "replace")
-        marks = marks_of(tree, observation.screenshot.width, observation.screenshot.height) if needs.set_of_marks and tree else ()
+        marks = (
+            marks_of(tree, observation.screenshot.width, observation.screenshot.height)
+            if needs.set_of_marks and tree
+            else ()
+        )
         return View(
             image=self._image(observation.screenshot, geometry, marks) if image and needs.screenshot else None,
             accessibility_tree=accessibility_text(tree) if tree else None,

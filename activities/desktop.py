@@ -29,7 +29,7 @@ from osworld_rollouts.evidence.store import put_json
 from osworld_rollouts.logs import correlated
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from osworld_rollouts.contracts.action import Action
     from osworld_rollouts.contracts.request import Settle
@@ -62,9 +62,13 @@ class DesktopActivities:
                 except DesktopLost as error:
                     raise failure(OutcomeKind.DESKTOP_LOST, str(error), phase="provisioning") from error
                 except DesktopNotReady as error:
-                    raise failure(OutcomeKind.DESKTOP_NOT_READY, str(error), phase="provisioning", retry=True) from error
+                    raise failure(
+                        OutcomeKind.DESKTOP_NOT_READY, str(error), phase="provisioning", retry=True
+                    ) from error
                 except (DesktopUnavailable, DesktopError) as error:
-                    raise failure(OutcomeKind.DESKTOP_UNAVAILABLE, str(error), phase="provisioning", retry=True) from error
+                    raise failure(
+                        OutcomeKind.DESKTOP_UNAVAILABLE, str(error), phase="provisioning", retry=True
+                    ) from error
                 except asyncio.CancelledError:
                     await asyncio.shield(self._host.destroy(step.lease_id))
                     raise
@@ -92,12 +96,22 @@ class DesktopActivities:
                     done.append(entry)
                 first = settle.min_s if step.operations else 0.0
                 observation = await observe(
-                    client, self._store, (record.width, record.height), settle, facts.needs, first_s=first, limit_s=settle.max_s
+                    client,
+                    self._store,
+                    (record.width, record.height),
+                    settle,
+                    facts.needs,
+                    first_s=first,
+                    limit_s=settle.max_s,
                 )
                 written = OperationsRecord(
-                    **facts.place(step.execution_id), recorded_at=datetime.now(UTC), turn=step.turn, operations=tuple(done),
-                    outcomes=tuple(outcomes), observation=observation,
-                )  # fmt: skip
+                    **facts.place(step.execution_id),
+                    recorded_at=datetime.now(UTC),
+                    turn=step.turn,
+                    operations=tuple(done),
+                    outcomes=tuple(outcomes),
+                    observation=observation,
+                )
                 head = await asyncio.to_thread(chain.append, self._store, step.head, written)
                 return steps.Performed(head=head, outcomes=tuple(outcomes))
 
@@ -105,14 +119,24 @@ class DesktopActivities:
         self, client: GuestClient, step: steps.PerformOperation, item: steps.Operation, action: Action, settle: Settle
     ) -> tuple[Landed, dict[str, Any]]:
         started = datetime.now(UTC)
-        entry: dict[str, Any] = {"operation_id": item.operation_id, "seq": item.seq, "fence": step.fence, "action": item.action.summary}
+        entry: dict[str, Any] = {
+            "operation_id": item.operation_id,
+            "seq": item.seq,
+            "fence": step.fence,
+            "action": item.action.summary,
+        }
         code = guest_code(action)
         if code is None:
             seconds = 0.0
             if action.kind == "wait":
                 seconds = settle.wait_action_s if action.seconds is None else action.seconds
                 await asyncio.sleep(seconds)
-            landed = Landed(steps.OperationOutcome(operation_id=item.operation_id, returncode=None, duration_ms=round(seconds * 1000)), {})
+            landed = Landed(
+                steps.OperationOutcome(
+                    operation_id=item.operation_id, returncode=None, duration_ms=round(seconds * 1000)
+                ),
+                {},
+            )
         else:
             entry["command"] = await asyncio.to_thread(self._store.put, code.encode())
             operation = Operation(item.operation_id, item.seq, step.fence, step.timeout_s)
@@ -121,9 +145,18 @@ class DesktopActivities:
             else:
                 landed = await operate(client, code, operation)
             entry["result"] = await asyncio.to_thread(put_json, self._store, landed.answer)
-        entry |= {"returncode": landed.outcome.returncode, "replayed": landed.outcome.replayed,
-                  "started_at": started.isoformat(), "finished_at": datetime.now(UTC).isoformat()}  # fmt: skip
-        log.info("performed", operation_id=item.operation_id, action=item.action.summary, returncode=landed.outcome.returncode)
+        entry |= {
+            "returncode": landed.outcome.returncode,
+            "replayed": landed.outcome.replayed,
+            "started_at": started.isoformat(),
+            "finished_at": datetime.now(UTC).isoformat(),
+        }
+        log.info(
+            "performed",
+            operation_id=item.operation_id,
+            action=item.action.summary,
+            returncode=landed.outcome.returncode,
+        )
         return landed, entry
 
     @activity.defn(name="recover_operation")
@@ -140,7 +173,11 @@ class DesktopActivities:
                 answers = await asyncio.to_thread(put_json, self._store, [answer for _, answer in found])
                 operations = tuple(item for item, _ in found)
                 written = RecoveryRecord(
-                    **facts.place(step.execution_id), recorded_at=datetime.now(UTC), turn=step.turn, operations=operations, answers=answers
+                    **facts.place(step.execution_id),
+                    recorded_at=datetime.now(UTC),
+                    turn=step.turn,
+                    operations=operations,
+                    answers=answers,
                 )
                 head = await asyncio.to_thread(chain.append, self._store, step.head, written)
                 log.info("recovered", states=[item.state for item in operations])
@@ -152,15 +189,28 @@ class DesktopActivities:
         while True:
             status = await client.operation(operation_id)
             if status is None:
-                return steps.RecoveredOperation(operation_id=operation_id, state="absent"), {"operation_id": operation_id, "absent": True}
-            answer = {"operation_id": operation_id, "state": status.state, "started_at": status.started_at, "finished_at": status.finished_at}
+                return steps.RecoveredOperation(operation_id=operation_id, state="absent"), {
+                    "operation_id": operation_id,
+                    "absent": True,
+                }
+            answer = {
+                "operation_id": operation_id,
+                "state": status.state,
+                "started_at": status.started_at,
+                "finished_at": status.finished_at,
+            }
             if status.state == "finished":
-                return steps.RecoveredOperation(operation_id=operation_id, state="finished"), {**answer, **recorded(status).answer}
+                return steps.RecoveredOperation(operation_id=operation_id, state="finished"), {
+                    **answer,
+                    **recorded(status).answer,
+                }
             if status.state == "interrupted":
                 detail = "the guest server stopped while it ran"
                 return steps.RecoveredOperation(operation_id=operation_id, state="unknown", detail=detail), answer
             if asyncio.get_running_loop().time() > deadline:
-                return steps.RecoveredOperation(operation_id=operation_id, state="running", detail="still running"), answer
+                return steps.RecoveredOperation(
+                    operation_id=operation_id, state="running", detail="still running"
+                ), answer
             await asyncio.sleep(0.5)
 
     @activity.defn(name="renew_lease")
@@ -186,17 +236,21 @@ class DesktopActivities:
     def _actions(self, sha256: str) -> tuple[Action, ...]:
         record = chain.read_record(self._store, sha256)
         if not isinstance(record, ModelCallRecord):
-            raise failure(OutcomeKind.INTERNAL_ERROR, f"record {sha256} is {record.kind}, not a model call", phase="acting")
+            raise failure(
+                OutcomeKind.INTERNAL_ERROR, f"record {sha256} is {record.kind}, not a model call", phase="acting"
+            )
         return record.actions
 
     @asynccontextmanager
-    async def _desktop(self, step: steps.OnDesktop, phase: str) -> AsyncIterator[tuple[DesktopRecord, GuestClient]]:
+    async def _desktop(self, step: steps.OnDesktop, phase: str) -> AsyncGenerator[tuple[DesktopRecord, GuestClient]]:
         async with on_desktop(self._host, step, phase) as found:
             yield found
 
 
 @asynccontextmanager
-async def on_desktop(host: DesktopHost, step: steps.OnDesktop, phase: str) -> AsyncIterator[tuple[DesktopRecord, GuestClient]]:
+async def on_desktop(
+    host: DesktopHost, step: steps.OnDesktop, phase: str
+) -> AsyncGenerator[tuple[DesktopRecord, GuestClient]]:
     """The desktop of a step and a client of its guest. What escapes the block leaves it typed by outcome kind."""
     try:
         record = await host.find(step.lease_id)

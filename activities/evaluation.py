@@ -24,7 +24,14 @@ from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
 from osworld_rollouts.logs import correlated
-from osworld_rollouts.osworld.job import EvaluationFailed, FailureKind, GuestEndpoint, JobFailed, OSWorldJob, PrepareFailed
+from osworld_rollouts.osworld.job import (
+    EvaluationFailed,
+    FailureKind,
+    GuestEndpoint,
+    JobFailed,
+    OSWorldJob,
+    PrepareFailed,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,19 +77,36 @@ class EvaluationActivities:
                 reach("prepare-after-setup")
                 rollout = facts.request.rollout
                 observation = await observe(
-                    client, self._store, (record.width, record.height), rollout.settle, facts.needs,
-                    first_s=rollout.settle.min_s, limit_s=rollout.settle.after_setup_s,
-                )  # fmt: skip
+                    client,
+                    self._store,
+                    (record.width, record.height),
+                    rollout.settle,
+                    facts.needs,
+                    first_s=rollout.settle.min_s,
+                    limit_s=rollout.settle.after_setup_s,
+                )
                 lease = Lease(
-                    lease_id=record.lease_id, provider=record.provider, host_id=record.host_id, task_queue=activity.info().task_queue,
-                    fence=record.fence, width=record.width, height=record.height, image_identity=record.image_identity,
-                    tier=record.tier, created_at=record.created_at, expires_at=record.expires_at,
-                )  # fmt: skip
+                    lease_id=record.lease_id,
+                    provider=record.provider,
+                    host_id=record.host_id,
+                    task_queue=activity.info().task_queue,
+                    fence=record.fence,
+                    width=record.width,
+                    height=record.height,
+                    image_identity=record.image_identity,
+                    tier=record.tier,
+                    created_at=record.created_at,
+                    expires_at=record.expires_at,
+                )
                 written = DesktopPrepared(
-                    **facts.place(step.execution_id), recorded_at=datetime.now(UTC), lease=lease,
-                    exchanges=await self._keep(report.exchanges, report.log, report.notes), steps=report.steps,
-                    observation=observation, evaluator=self._evaluator.identity(),
-                )  # fmt: skip
+                    **facts.place(step.execution_id),
+                    recorded_at=datetime.now(UTC),
+                    lease=lease,
+                    exchanges=await self._keep(report.exchanges, report.log, report.notes),
+                    steps=report.steps,
+                    observation=observation,
+                    evaluator=self._evaluator.identity(),
+                )
                 head = await asyncio.to_thread(chain.append, self._store, step.head, written)
                 log.info("task prepared", steps=report.steps, seconds=report.duration_ms / 1000)
                 return steps.Prepared(head=head, next_seq=report.next_seq, steps=report.steps)
@@ -106,9 +130,11 @@ class EvaluationActivities:
                     raise await self._prepare_failure(error, step, "post-steps") from error
                 reach("post-after-steps")
                 written = PostStepsRecord(
-                    **facts.place(step.execution_id), recorded_at=datetime.now(UTC), steps=report.steps,
+                    **facts.place(step.execution_id),
+                    recorded_at=datetime.now(UTC),
+                    steps=report.steps,
                     exchanges=await self._keep(report.exchanges, report.log, report.notes),
-                )  # fmt: skip
+                )
                 head = await asyncio.to_thread(chain.append, self._store, step.head, written)
                 return steps.EvaluationPrepared(head=head, next_seq=report.next_seq, steps=report.steps)
 
@@ -130,11 +156,16 @@ class EvaluationActivities:
                     raise await self._evaluation_failure(error, step) from error
                 files, left = await asyncio.to_thread(self._files, report.files)
                 written = EvaluationRecord(
-                    **facts.place(step.execution_id), recorded_at=datetime.now(UTC), score=report.score, last_action=last_action,
+                    **facts.place(step.execution_id),
+                    recorded_at=datetime.now(UTC),
+                    score=report.score,
+                    last_action=last_action,
                     exchanges=await self._keep(report.exchanges, report.log, (*report.notes, *left)),
-                    log=await asyncio.to_thread(self._store.put, report.log), files=files, duration_ms=report.duration_ms,
+                    log=await asyncio.to_thread(self._store.put, report.log),
+                    files=files,
+                    duration_ms=report.duration_ms,
                     evaluator=self._evaluator.identity(),
-                )  # fmt: skip
+                )
                 head = await asyncio.to_thread(chain.append, self._store, step.head, written)
                 log.info("evaluated", score=report.score, seconds=report.duration_ms / 1000)
                 return steps.Evaluated(head=head, score=report.score, duration_ms=report.duration_ms)
@@ -148,28 +179,47 @@ class EvaluationActivities:
             first = problems[0]
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise failure(
-                OutcomeKind.TASK_UNSUPPORTED, f"task {rollout.task.task_id}: {first.message}{more}", phase="preparing",
-                remedy=first.remedy, details={str(number): item.message for number, item in enumerate(problems)},
-            )  # fmt: skip
+                OutcomeKind.TASK_UNSUPPORTED,
+                f"task {rollout.task.task_id}: {first.message}{more}",
+                phase="preparing",
+                remedy=first.remedy,
+                details={str(number): item.message for number, item in enumerate(problems)},
+            )
 
     def _job(
-        self, step: steps.OnDesktop, record: DesktopRecord, facts: ExecutionFacts, part: str, first_seq: int, timeout_s: float
+        self,
+        step: steps.OnDesktop,
+        record: DesktopRecord,
+        facts: ExecutionFacts,
+        part: str,
+        first_seq: int,
+        timeout_s: float,
     ) -> OSWorldJob:
         cache = work_dir(self._work_dir, record.lease_id) / "cache"
         cache.mkdir(parents=True, exist_ok=True)
         return OSWorldJob(
-            execution_id=step.execution_id, task_document=dict(facts.request.rollout.task.document), cache_dir=cache,
+            execution_id=step.execution_id,
+            task_document=dict(facts.request.rollout.task.document),
+            cache_dir=cache,
             guest=GuestEndpoint(
-                server_socket=record.endpoints.server, chromium_socket=record.endpoints.chromium, vlc_socket=record.endpoints.vlc,
+                server_socket=record.endpoints.server,
+                chromium_socket=record.endpoints.chromium,
+                vlc_socket=record.endpoints.vlc,
                 token=record.token.get_secret_value(),
             ),
-            fence=step.fence, first_seq=first_seq, operation_prefix=f"{step.execution_id}/{part}", timeout_s=timeout_s,
-            screen_width=record.width, screen_height=record.height,
-        )  # fmt: skip
+            fence=step.fence,
+            first_seq=first_seq,
+            operation_prefix=f"{step.execution_id}/{part}",
+            timeout_s=timeout_s,
+            screen_width=record.width,
+            screen_height=record.height,
+        )
 
     async def _keep(self, exchanges: list[dict[str, Any]], logged: bytes, notes: tuple[str, ...]) -> str:
         log_blob = await asyncio.to_thread(self._store.put, logged)
-        return await asyncio.to_thread(put_json, self._store, {"exchanges": exchanges, "log": log_blob, "notes": list(notes)})
+        return await asyncio.to_thread(
+            put_json, self._store, {"exchanges": exchanges, "log": log_blob, "notes": list(notes)}
+        )
 
     def _files(self, found: dict[str, Path]) -> tuple[dict[str, str], tuple[str, ...]]:
         kept: dict[str, str] = {}
@@ -193,7 +243,11 @@ class EvaluationActivities:
         kind, message = await self._kind(error, step, OutcomeKind.EVALUATION_FAILED)
         again = kind is OutcomeKind.EVALUATION_FAILED and error.kind in {FailureKind.UNREACHABLE, FailureKind.CRASH}
         return failure(
-            kind, f"no verdict: {message}", phase="evaluating", retry=again, details=await self._details(error, {"traceback": error.traceback})
+            kind,
+            f"no verdict: {message}",
+            phase="evaluating",
+            retry=again,
+            details=await self._details(error, {"traceback": error.traceback}),
         )
 
     async def _kind(self, error: JobFailed, step: steps.OnDesktop, default: OutcomeKind) -> tuple[OutcomeKind, str]:

@@ -46,28 +46,48 @@ class EvidenceActivities:
             adapter = load_adapter(rollout.adapter.name, dict(rollout.adapter.options))
             default = adapter.history_default()
             chosen = rollout.history if rollout.history.name else default
-            history = History(name=chosen.name, params={**chosen.params, **(rollout.history.params if not rollout.history.name else {})})
+            history = History(
+                name=chosen.name,
+                params={**chosen.params, **(rollout.history.params if not rollout.history.name else {})},
+            )
             policies.policy_id(history)
         except (AdapterError, policies.HistoryError) as error:
-            raise failure(OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`") from error
+            raise failure(
+                OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`"
+            ) from error
         identity = adapter.identity()
         if rollout.adapter.version not in {None, identity.version}:
             raise failure(
                 OutcomeKind.REQUEST_INVALID,
                 f"the request names version {rollout.adapter.version} of adapter {identity.name}; this worker has {identity.version}",
-                phase="opening", remedy="install that version on the worker, or leave the version out",
-            )  # fmt: skip
+                phase="opening",
+                remedy="install that version on the worker, or leave the version out",
+            )
         try:
             record = ExecutionStarted(
-                execution_id=step.execution_id, index=0, previous=None, recorded_at=datetime.now(UTC),
-                rollout_id=step.request.rollout_id, number=step.number, campaign_id=step.request.campaign_id,
-                purpose=step.request.purpose, request_digest=step.request.request_digest(),
+                execution_id=step.execution_id,
+                index=0,
+                previous=None,
+                recorded_at=datetime.now(UTC),
+                rollout_id=step.request.rollout_id,
+                number=step.number,
+                campaign_id=step.request.campaign_id,
+                purpose=step.request.purpose,
+                request_digest=step.request.request_digest(),
                 request=self._store.put(canonical_json(step.request.model_dump(mode="json"))),
-                workflow_id=step.workflow_id, run_id=step.run_id, adapter=identity.name, adapter_version=identity.version,
-                history=history.name or "none", history_params=history.params,
-                provenance={**provenance(), "temporal_server": self._server_version, "prompt_sha256": identity.prompt_sha256,
-                            "history_policy_id": policies.policy_id(history)},
-            )  # fmt: skip
+                workflow_id=step.workflow_id,
+                run_id=step.run_id,
+                adapter=identity.name,
+                adapter_version=identity.version,
+                history=history.name or "none",
+                history_params=history.params,
+                provenance={
+                    **provenance(),
+                    "temporal_server": self._server_version,
+                    "prompt_sha256": identity.prompt_sha256,
+                    "history_policy_id": policies.policy_id(history),
+                },
+            )
             head = chain.append(self._store, None, record)
         except EvidenceUnavailable as error:
             raise unavailable(error, "opening") from error
@@ -89,20 +109,33 @@ class EvidenceActivities:
                     return Sealed(head=existing.head)
             now = datetime.now(UTC)
             head = chain.append(
-                self._store, step.head,
+                self._store,
+                step.head,
                 Terminated(
-                    execution_id=step.execution_id, index=records[-1].index + 1, previous=step.head, recorded_at=now, outcome=step.outcome
+                    execution_id=step.execution_id,
+                    index=records[-1].index + 1,
+                    previous=step.head,
+                    recorded_at=now,
+                    outcome=step.outcome,
                 ),
-            )  # fmt: skip
+            )
             request = self._store.get(started.request)
             index.write_pointer(
                 self._store,
                 index.ExecutionPointer(
-                    execution_id=step.execution_id, rollout_id=started.rollout_id, number=started.number,
-                    campaign_id=started.campaign_id, task_id=task_id_of(request), request_digest=started.request_digest,
-                    workflow_id=started.workflow_id, run_id=started.run_id, head=head, outcome=step.outcome, sealed_at=now,
+                    execution_id=step.execution_id,
+                    rollout_id=started.rollout_id,
+                    number=started.number,
+                    campaign_id=started.campaign_id,
+                    task_id=task_id_of(request),
+                    request_digest=started.request_digest,
+                    workflow_id=started.workflow_id,
+                    run_id=started.run_id,
+                    head=head,
+                    outcome=step.outcome,
+                    sealed_at=now,
                 ),
-            )  # fmt: skip
+            )
         except EvidenceUnavailable as error:
             raise unavailable(error, "sealing") from error
         except EvidenceError as error:

@@ -61,12 +61,17 @@ class ModelActivities:
                 except EvidenceUnavailable as error:
                     raise unavailable(error, "model") from error
                 except EvidenceError as error:
-                    raise failure(OutcomeKind.EVIDENCE_UNAVAILABLE, str(error), phase="model", remedy=error.remedy) from error
+                    raise failure(
+                        OutcomeKind.EVIDENCE_UNAVAILABLE, str(error), phase="model", remedy=error.remedy
+                    ) from error
                 except AdapterVersionError as error:
                     raise failure(
-                        OutcomeKind.INTERNAL_ERROR, str(error), phase="model", retry=True,
+                        OutcomeKind.INTERNAL_ERROR,
+                        str(error),
+                        phase="model",
+                        retry=True,
                         remedy="run a worker of the version the execution began with, or cancel it",
-                    ) from error  # fmt: skip
+                    ) from error
 
     async def _call(self, step: CallModel) -> ModelReply:
         records = await asyncio.to_thread(chain.walk, self._store, step.head)
@@ -96,13 +101,19 @@ class ModelActivities:
         except KeyMissing as error:
             raise failure(OutcomeKind.MODEL_REJECTED, str(error), phase="model") from error
         request_id = uuid.uuid4().hex
-        await asyncio.to_thread(self._journal.begin, key, attempt=activity.info().attempt, request_id=request_id, sent=sent)
+        await asyncio.to_thread(
+            self._journal.begin, key, attempt=activity.info().attempt, request_id=request_id, sent=sent
+        )
         reach("model-before-send")
         try:
             raw = await send(
-                request, model, request_id=request_id, api_key=api_key, load=self._store.get,
+                request,
+                model,
+                request_id=request_id,
+                api_key=api_key,
+                load=self._store.get,
                 headers={"X-Execution-Id": step.execution_id, "X-Turn": str(step.turn)},
-            )  # fmt: skip
+            )
         except ModelCallError as error:
             await asyncio.to_thread(self._journal.failed, key, request_id, error)
             if error.kind == "context_overflow":
@@ -114,45 +125,93 @@ class ModelActivities:
         log.info("model replied", latency_ms=raw.latency_ms, status=raw.status)
         return raw, None
 
-    def _parse(self, raw: RawReply | None, request: ModelRequest, prompt: Prompt) -> tuple[Reply | None, ParsedReply | None]:
+    def _parse(
+        self, raw: RawReply | None, request: ModelRequest, prompt: Prompt
+    ) -> tuple[Reply | None, ParsedReply | None]:
         if raw is None:
             return None, None
         try:
             reply = read_reply(request.api, raw.body, max_tokens=prompt.sampling.max_tokens)
         except ReplyUnreadable as error:
             raise failure(
-                OutcomeKind.MODEL_REJECTED, str(error), phase="model", remedy="check that model.base_url speaks this adapter's API"
+                OutcomeKind.MODEL_REJECTED,
+                str(error),
+                phase="model",
+                remedy="check that model.base_url speaks this adapter's API",
             ) from error
         return reply, prompt.adapter.parse(reply, prompt.input.geometry, prompt.input.current.marks)
 
     def _record(
-        self, step: CallModel, records: list[Record], prompt: Prompt, request: ModelRequest, sent: str, raw: RawReply | None,
-        reply: Reply | None, parsed: ParsedReply | None, overflow: ModelCallError | None, earlier: tuple[Attempt, ...],
-    ) -> ModelCallRecord:  # fmt: skip
+        self,
+        step: CallModel,
+        records: list[Record],
+        prompt: Prompt,
+        request: ModelRequest,
+        sent: str,
+        raw: RawReply | None,
+        reply: Reply | None,
+        parsed: ParsedReply | None,
+        overflow: ModelCallError | None,
+        earlier: tuple[Attempt, ...],
+    ) -> ModelCallRecord:
         facts: dict[str, Any] = {}
         if raw is not None and reply is not None and parsed is not None:
             facts = {
-                "received": self._store.put(raw.body), "status": raw.status, "started_at": raw.started_at, "latency_ms": raw.latency_ms,
-                "text": reply.text, "reasoning": reply.reasoning, "finish_reason": reply.finish_reason, "stop_reason": reply.stop_reason,
-                "truncated": reply.truncated, "served_model": reply.served_model, "response_id": reply.response_id,
-                "system_fingerprint": reply.system_fingerprint, "weight_version": reply.weight_version, "usage": reply.usage,
-                "prompt_token_ids": self._ids(reply.prompt_token_ids), "generated_token_ids": self._ids(reply.generated_token_ids),
-                "logprobs": self._ids(reply.logprobs), "actions": parsed.actions, "failure": parsed.failure,
+                "received": self._store.put(raw.body),
+                "status": raw.status,
+                "started_at": raw.started_at,
+                "latency_ms": raw.latency_ms,
+                "text": reply.text,
+                "reasoning": reply.reasoning,
+                "finish_reason": reply.finish_reason,
+                "stop_reason": reply.stop_reason,
+                "truncated": reply.truncated,
+                "served_model": reply.served_model,
+                "response_id": reply.response_id,
+                "system_fingerprint": reply.system_fingerprint,
+                "weight_version": reply.weight_version,
+                "usage": reply.usage,
+                "prompt_token_ids": self._ids(reply.prompt_token_ids),
+                "generated_token_ids": self._ids(reply.generated_token_ids),
+                "logprobs": self._ids(reply.logprobs),
+                "actions": parsed.actions,
+                "failure": parsed.failure,
                 "output": put_json(self._store, _output(reply)) if _output(reply) else None,
                 "parsed": put_json(self._store, parsed.model_dump(mode="json")),
-                **judge(self._store, records, request, reply, exact=prompt.request.rollout.evidence == "exact"),
-            }  # fmt: skip
+                **judge(self._store, records, request, reply, exact=prompt.request.rollout.evidence == "exact", window=step.window),
+            }
         else:
-            facts = {"received": None, "overflow": True, "error": str(overflow), "status": overflow.status if overflow else None}
+            facts = {
+                "received": None,
+                "overflow": True,
+                "error": str(overflow),
+                "status": overflow.status if overflow else None,
+            }
         sampling = prompt.sampling.model_dump(mode="json", exclude_none=True)
-        unsent = tuple(f"{name}: not sent, the server's default applies" for name in type(prompt.sampling).model_fields if name not in sampling)
+        unsent = tuple(
+            f"{name}: not sent, the server's default applies"
+            for name in type(prompt.sampling).model_fields
+            if name not in sampling
+        )
         return ModelCallRecord(
-            execution_id=step.execution_id, index=records[-1].index + 1, previous=step.head, recorded_at=datetime.now(UTC),
-            turn=step.turn, call=step.call, activity_attempt=activity.info().attempt, request_id=raw.request_id if raw else "",
-            api=request.api, evidence=prompt.request.rollout.evidence, window=step.window, sent=sent, media=request.media,
-            sampling=sampling, earlier_attempts=tuple(item.as_json() for item in earlier),
-            missing=(*unsent, *(reply.missing if reply else ())), **facts,
-        )  # fmt: skip
+            execution_id=step.execution_id,
+            index=records[-1].index + 1,
+            previous=step.head,
+            recorded_at=datetime.now(UTC),
+            turn=step.turn,
+            call=step.call,
+            activity_attempt=activity.info().attempt,
+            request_id=raw.request_id if raw else "",
+            api=request.api,
+            evidence=prompt.request.rollout.evidence,
+            window=step.window,
+            sent=sent,
+            media=request.media,
+            sampling=sampling,
+            earlier_attempts=tuple(item.as_json() for item in earlier),
+            missing=(*unsent, *(reply.missing if reply else ())),
+            **facts,
+        )
 
     def _ids(self, values: tuple[int, ...] | tuple[float, ...] | None) -> str | None:
         return None if values is None else put_json(self._store, list(values))
@@ -169,19 +228,31 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
     if reply.output:
         return [dict(item) for item in reply.output]
     return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in reply.tool_calls
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.tool_calls
     ]
 
 
 def _call_failure(error: ModelCallError) -> Exception:
     kind = OutcomeKind.MODEL_UNREACHABLE if error.retryable else OutcomeKind.MODEL_REJECTED
     return failure(
-        kind, error.message, phase="model", remedy=error.remedy, retry=error.retryable, retry_after_s=error.retry_after,
-        details={"kind": error.kind, "status": str(error.status), "sample_may_exist": json.dumps(error.sample_may_exist)},
-    )  # fmt: skip
+        kind,
+        error.message,
+        phase="model",
+        remedy=error.remedy,
+        retry=error.retryable,
+        retry_after_s=error.retry_after,
+        details={
+            "kind": error.kind,
+            "status": str(error.status),
+            "sample_may_exist": json.dumps(error.sample_may_exist),
+        },
+    )
 
 
-def _result(head: str, record: ModelCallRecord, parsed: ParsedReply | None, *, reused: bool, latency_ms: int) -> ModelReply:
+def _result(
+    head: str, record: ModelCallRecord, parsed: ParsedReply | None, *, reused: bool, latency_ms: int
+) -> ModelReply:
     if parsed is None:
         return ModelReply(head=head, overflow=True, images=len(record.media))
     usage = record.usage or {}
@@ -190,14 +261,20 @@ def _result(head: str, record: ModelCallRecord, parsed: ParsedReply | None, *, r
         head=head,
         actions=tuple(
             PlannedAction(
-                index=index, kind=action.kind, summary=describe(action)[:120],
+                index=index,
+                kind=action.kind,
+                summary=describe(action)[:120],
                 seconds=action.seconds if action.kind == "wait" else None,
             )
             for index, action in enumerate(parsed.actions)
         ),
-        failure=parsed.failure, images=len(record.media), finish_reason=record.finish_reason,
+        failure=parsed.failure,
+        images=len(record.media),
+        finish_reason=record.finish_reason,
         prompt_tokens=prompt_tokens if isinstance(prompt_tokens, int) else None,
         completion_tokens=completion_tokens if isinstance(completion_tokens, int) else None,
-        latency_ms=latency_ms, reused=reused, exact_violations=record.violations,
+        latency_ms=latency_ms,
+        reused=reused,
+        exact_violations=record.violations,
         thought=" ".join((parsed.thought or parsed.action_text or record.text).split())[:120],
-    )  # fmt: skip
+    )

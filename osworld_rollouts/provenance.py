@@ -7,12 +7,16 @@ import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 _PACKAGES = ("temporalio", "pydantic", "openai", "aiohttp", "pillow", "numpy", "desktop-env")
 
 
 @functools.cache
-def provenance() -> dict[str, object]:
+def provenance() -> dict[str, JsonValue]:
     """Version and revision of the installed software; a fact that cannot be had is None.
 
     `source_dirty` is true when tracked files differ from the revision, or untracked ones lie beside them.
@@ -46,8 +50,12 @@ def _revision() -> tuple[str | None, bool | None]:
     if not (root / ".git").exists():
         return None, None
     try:
-        head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
-        status = subprocess.run(["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True)
+        head = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        )
+        status = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None, None
     return head.stdout.strip(), bool(status.stdout.strip())

@@ -39,7 +39,9 @@ async def temporal_env():
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=binary,
         data_converter=pydantic_data_converter,
-        search_attributes=[value for value in vars(temporal).values() if type(value).__name__.startswith("_SearchAttributeKey")],
+        search_attributes=[
+            value for value in vars(temporal).values() if type(value).__name__.startswith("_SearchAttributeKey")
+        ],
         dev_server_log_level="error",
     ) as env:
         yield env
@@ -51,7 +53,8 @@ def make_request():
 
     def build(envelope: dict | None = None, **fields) -> RolloutRequest:
         task = Task.from_document(
-            {"id": "task-1", "instruction": "Rename the file", "config": [], "evaluator": {"func": "infeasible"}}, domain="os"
+            {"id": "task-1", "instruction": "Rename the file", "config": [], "evaluator": {"func": "infeasible"}},
+            domain="os",
         )
         model = Model(name="scripted", base_url="http://127.0.0.1:9/v1", api_key_env=None)
         rollout = Rollout(**{"task": task, "model": model, **fields})

@@ -24,7 +24,10 @@ def execution_details(start: ExecutionStart, view: ExecutionView, outcome: Outco
         lines += [f"| {item.turn + 1} | {_text(item.actions)} | {_text(item.note)} |" for item in view.recent]
     if outcome:
         score = "no score" if outcome.score is None else f"score **{outcome.score:g}**"
-        lines += ["", f"Outcome **{outcome.kind}**, {score}, {'eligible' if outcome.eligible else 'masked'}: {outcome.admission_reason}"]
+        lines += [
+            "",
+            f"Outcome **{outcome.kind}**, {score}, {'eligible' if outcome.eligible else 'masked'}: {outcome.admission_reason}",
+        ]
         if outcome.cause:
             lines += ["", f"> {_text(outcome.cause.message)}"]
     if view.head:

@@ -10,9 +10,11 @@ from temporalio.exceptions import (
     CancelledError,
     ChildWorkflowError,
     FailureError,
-    TimeoutError as TemporalTimeoutError,
     TimeoutType,
     is_cancelled_exception,
+)
+from temporalio.exceptions import (
+    TimeoutError as TemporalTimeoutError,
 )
 
 from osworld_rollouts.contracts.outcome import Cause, OutcomeKind
@@ -70,7 +72,9 @@ def cause_of(error: BaseException, phase: str) -> Cause:
     if isinstance(inner, ApplicationError):
         return _application(inner, phase)
     message = inner.message if isinstance(inner, FailureError) else str(inner)
-    return Cause(kind=OutcomeKind.INTERNAL_ERROR, message=f"{phase}: {type(inner).__name__}: {message}"[:2000], phase=phase)
+    return Cause(
+        kind=OutcomeKind.INTERNAL_ERROR, message=f"{phase}: {type(inner).__name__}: {message}"[:2000], phase=phase
+    )
 
 
 def _application(error: ApplicationError, phase: str) -> Cause:
@@ -93,9 +97,11 @@ def _timeout(error: TemporalTimeoutError, phase: str) -> Cause:
             )
         if phase in {"opening", "model", "sealing"}:
             return Cause(
-                kind=OutcomeKind.INTERNAL_ERROR, message=f"{phase}: no worker polls the queue", phase=phase,
+                kind=OutcomeKind.INTERNAL_ERROR,
+                message=f"{phase}: no worker polls the queue",
+                phase=phase,
                 remedy="start a worker (worker.py --roles workflows,models)",
-            )  # fmt: skip
+            )
         return Cause(
             kind=OutcomeKind.HOST_LOST,
             message=f"{phase}: the host that holds the desktop did not take the step within its grace time",

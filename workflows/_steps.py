@@ -33,100 +33,148 @@ class Steps:
     async def open_execution(self, step: steps.OpenExecution) -> steps.Opened:
         """Begin the evidence chain. Idempotent."""
         return await workflow.execute_activity(
-            "open_execution", step, result_type=steps.Opened, summary=f"begin evidence of {step.execution_id}",
-            start_to_close_timeout=_s(self._timing.evidence_s), schedule_to_close_timeout=_s(self._timing.evidence_total_s),
+            "open_execution",
+            step,
+            result_type=steps.Opened,
+            summary=f"begin evidence of {step.execution_id}",
+            start_to_close_timeout=_s(self._timing.evidence_s),
+            schedule_to_close_timeout=_s(self._timing.evidence_total_s),
             retry_policy=self._patient,
-        )  # fmt: skip
+        )
 
     async def provision(self, step: steps.ProvisionDesktop) -> Lease:
         """Make a desktop; a second attempt adopts what the first made."""
         return await workflow.execute_activity(
-            "provision_desktop", step, result_type=Lease, task_queue=self._pool,
+            "provision_desktop",
+            step,
+            result_type=Lease,
+            task_queue=self._pool,
             summary=f"provision a {step.spec.provider} desktop {step.spec.width}x{step.spec.height}",
-            schedule_to_start_timeout=_s(self._timing.pool_wait_s), start_to_close_timeout=_s(self._timing.provision_s),
+            schedule_to_start_timeout=_s(self._timing.pool_wait_s),
+            start_to_close_timeout=_s(self._timing.provision_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(20), maximum_attempts=3),
-        )  # fmt: skip
+        )
 
     async def prepare(self, lease: Lease, step: steps.PrepareTask, task_id: str) -> steps.Prepared:
         """Run the task's setup, once."""
         return await workflow.execute_activity(
-            "prepare_task", step, result_type=steps.Prepared, task_queue=lease.task_queue, summary=f"set up task {task_id}",
-            schedule_to_start_timeout=_s(self._timing.host_grace_s), start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
-            heartbeat_timeout=_s(self._timing.heartbeat_s), retry_policy=_ONCE,
-        )  # fmt: skip
+            "prepare_task",
+            step,
+            result_type=steps.Prepared,
+            task_queue=lease.task_queue,
+            summary=f"set up task {task_id}",
+            schedule_to_start_timeout=_s(self._timing.host_grace_s),
+            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
+            retry_policy=_ONCE,
+        )
 
     async def call_model(self, step: steps.CallModel, within_s: float) -> steps.ModelReply:
         """Call the policy model; only transient errors are attempted again, and a received reply is never bought twice."""
         again = f", call {step.call + 1}" if step.call else ""
         return await workflow.execute_activity(
-            "call_model", step, result_type=steps.ModelReply, summary=f"turn {step.turn + 1}: call the model{again}",
-            start_to_close_timeout=_s(self._timing.model_s), schedule_to_close_timeout=_s(min(self._timing.model_total_s, within_s)),
+            "call_model",
+            step,
+            result_type=steps.ModelReply,
+            summary=f"turn {step.turn + 1}: call the model{again}",
+            start_to_close_timeout=_s(self._timing.model_s),
+            schedule_to_close_timeout=_s(min(self._timing.model_total_s, within_s)),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(initial_interval=_s(1), backoff_coefficient=2, maximum_interval=_s(60)),
-        )  # fmt: skip
+        )
 
     async def perform(self, lease: Lease, step: steps.PerformOperation, waits_s: float) -> steps.Performed:
         """Execute one turn's operations, once, and observe."""
         words = "; ".join(operation.action.summary for operation in step.operations) or "look again"
         effects = len(step.operations) * step.timeout_s
         return await workflow.execute_activity(
-            "perform_operation", step, result_type=steps.Performed, task_queue=lease.task_queue,
+            "perform_operation",
+            step,
+            result_type=steps.Performed,
+            task_queue=lease.task_queue,
             summary=f"turn {step.turn + 1}: {words}"[:200],
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
             start_to_close_timeout=_s(effects + waits_s + self._timing.observe_s),
-            heartbeat_timeout=_s(self._timing.heartbeat_s), retry_policy=_ONCE,
-        )  # fmt: skip
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
+            retry_policy=_ONCE,
+        )
 
     async def recover(self, lease: Lease, step: steps.RecoverOperation) -> steps.Recovered:
         """Ask the guest what became of operations. Asking is harmless, so it may be repeated."""
         return await workflow.execute_activity(
-            "recover_operation", step, result_type=steps.Recovered, task_queue=lease.task_queue,
+            "recover_operation",
+            step,
+            result_type=steps.Recovered,
+            task_queue=lease.task_queue,
             summary=f"turn {step.turn + 1}: ask the guest what landed",
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
             start_to_close_timeout=_s(self._timing.operation_s + self._timing.observe_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(initial_interval=_s(1), maximum_interval=_s(10), maximum_attempts=5),
-        )  # fmt: skip
+        )
 
     async def post_steps(self, lease: Lease, step: steps.PrepareEvaluation) -> steps.EvaluationPrepared:
         """Run the evaluator's post-steps, once."""
         return await workflow.execute_activity(
-            "prepare_evaluation", step, result_type=steps.EvaluationPrepared, task_queue=lease.task_queue,
+            "prepare_evaluation",
+            step,
+            result_type=steps.EvaluationPrepared,
+            task_queue=lease.task_queue,
             summary="run the evaluator's post-steps",
-            schedule_to_start_timeout=_s(self._timing.host_grace_s), start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
-            heartbeat_timeout=_s(self._timing.heartbeat_s), retry_policy=_ONCE,
-        )  # fmt: skip
+            schedule_to_start_timeout=_s(self._timing.host_grace_s),
+            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
+            retry_policy=_ONCE,
+        )
 
     async def evaluate(self, lease: Lease, step: steps.Evaluate) -> steps.Evaluated:
         """Ask OSWorld's evaluator; repeated only when it gave no verdict."""
         return await workflow.execute_activity(
-            "evaluate", step, result_type=steps.Evaluated, task_queue=lease.task_queue, summary="ask OSWorld's evaluator",
-            schedule_to_start_timeout=_s(self._timing.host_grace_s), start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
+            "evaluate",
+            step,
+            result_type=steps.Evaluated,
+            task_queue=lease.task_queue,
+            summary="ask OSWorld's evaluator",
+            schedule_to_start_timeout=_s(self._timing.host_grace_s),
+            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(10), maximum_attempts=3),
-        )  # fmt: skip
+        )
 
     async def renew(self, lease: Lease) -> None:
         """Keep the desktop alive while a person has paused the execution."""
         await workflow.execute_activity(
-            "renew_lease", lease.lease_id, task_queue=lease.task_queue, summary="keep the paused desktop alive",
-            schedule_to_start_timeout=_s(self._timing.host_grace_s), start_to_close_timeout=_s(self._timing.teardown_s),
+            "renew_lease",
+            lease.lease_id,
+            task_queue=lease.task_queue,
+            summary="keep the paused desktop alive",
+            schedule_to_start_timeout=_s(self._timing.host_grace_s),
+            start_to_close_timeout=_s(self._timing.teardown_s),
             retry_policy=RetryPolicy(maximum_attempts=3),
-        )  # fmt: skip
+        )
 
     async def teardown(self, lease: Lease, step: steps.TeardownDesktop) -> None:
         """Remove the desktop."""
         await workflow.execute_activity(
-            "teardown_desktop", step, task_queue=lease.task_queue, summary=f"remove the desktop: {step.reason}"[:200],
-            start_to_close_timeout=_s(self._timing.teardown_s), schedule_to_close_timeout=_s(self._timing.teardown_total_s),
-            schedule_to_start_timeout=_s(self._timing.host_grace_s), retry_policy=self._patient,
-        )  # fmt: skip
+            "teardown_desktop",
+            step,
+            task_queue=lease.task_queue,
+            summary=f"remove the desktop: {step.reason}"[:200],
+            start_to_close_timeout=_s(self._timing.teardown_s),
+            schedule_to_close_timeout=_s(self._timing.teardown_total_s),
+            schedule_to_start_timeout=_s(self._timing.host_grace_s),
+            retry_policy=self._patient,
+        )
 
     async def seal(self, step: steps.SealExecution) -> steps.Sealed:
         """Write the last record."""
         return await workflow.execute_activity(
-            "seal_execution", step, result_type=steps.Sealed, summary=f"seal the evidence: {step.outcome.kind}",
-            start_to_close_timeout=_s(self._timing.evidence_s), schedule_to_close_timeout=_s(self._timing.evidence_total_s),
+            "seal_execution",
+            step,
+            result_type=steps.Sealed,
+            summary=f"seal the evidence: {step.outcome.kind}",
+            start_to_close_timeout=_s(self._timing.evidence_s),
+            schedule_to_close_timeout=_s(self._timing.evidence_total_s),
             retry_policy=self._patient,
-        )  # fmt: skip
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from osworld_rollouts import history as policies, outcomes, temporal
+    from osworld_rollouts import history as policies
+    from osworld_rollouts import outcomes, temporal
     from osworld_rollouts.contracts import steps
     from osworld_rollouts.contracts.action import TERMINAL_KINDS
     from osworld_rollouts.contracts.desktop import Lease
@@ -53,26 +53,48 @@ class Turns:
     ) -> Turns:
         """Before turn 0."""
         return cls(
-            execution=execution, lease=lease, head=prepared.head, next_seq=prepared.next_seq, history=history,
-            window=policies.initial_window(history), deadline_at=deadline,
-        )  # fmt: skip
+            execution=execution,
+            lease=lease,
+            head=prepared.head,
+            next_seq=prepared.next_seq,
+            history=history,
+            window=policies.initial_window(history),
+            deadline_at=deadline,
+        )
 
     @classmethod
     def resumed(cls, execution: ExecutionWorkflow, state: ExecutionState) -> Turns:
         """After continue-as-new, at the turn it stopped at."""
         return cls(
-            execution=execution, lease=state.lease, head=state.head, next_seq=state.next_seq, history=state.history,
-            window=state.window, deadline_at=state.deadline_at, turn=state.turn, failed_turns=state.failed_turns,
-            violations=state.violations, recent=state.recent,
-        )  # fmt: skip
+            execution=execution,
+            lease=state.lease,
+            head=state.head,
+            next_seq=state.next_seq,
+            history=state.history,
+            window=state.window,
+            deadline_at=state.deadline_at,
+            turn=state.turn,
+            failed_turns=state.failed_turns,
+            violations=state.violations,
+            recent=state.recent,
+        )
 
     def state(self, *, paused: bool, stop_requested: bool) -> ExecutionState:
         """What the next run needs."""
         return ExecutionState(
-            head=self.head, lease=self.lease, next_seq=self.next_seq, turn=self.turn, window=self.window, history=self.history,
-            failed_turns=self.failed_turns, violations=self.violations, deadline_at=self.deadline_at, recent=self.recent,
-            paused=paused, stop_requested=stop_requested,
-        )  # fmt: skip
+            head=self.head,
+            lease=self.lease,
+            next_seq=self.next_seq,
+            turn=self.turn,
+            window=self.window,
+            history=self.history,
+            failed_turns=self.failed_turns,
+            violations=self.violations,
+            deadline_at=self.deadline_at,
+            recent=self.recent,
+            paused=paused,
+            stop_requested=stop_requested,
+        )
 
     async def run(self) -> OutcomeKind:
         """Turns until the episode ends; which of the scored outcomes it is.
@@ -108,7 +130,7 @@ class Turns:
                 await workflow.wait_condition(
                     lambda: not self.execution.paused, timeout=every, timeout_summary="paused by a person"
                 )
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 await self.execution.steps.renew(self.lease)
         self.deadline_at += workflow.now() - since
 
@@ -150,10 +172,14 @@ class Turns:
             remaining = max((self.deadline_at - workflow.now()).total_seconds(), 1.0)
             reply = await self.execution.steps.call_model(
                 steps.CallModel(
-                    execution_id=start.execution_id, head=self.head, turn=self.turn, call=call, window=self.window,
+                    execution_id=start.execution_id,
+                    head=self.head,
+                    turn=self.turn,
+                    call=call,
+                    window=self.window,
                     temperature=policy.resample_temperature if resampled else None,
                     feedback=policy.on_failure == "feedback" and resampled > 0,
-                ),  # fmt: skip
+                ),
                 within_s=remaining,
             )
             self.head = reply.head
@@ -173,7 +199,9 @@ class Turns:
         start = self.execution.start
         operations = tuple(
             steps.Operation(
-                operation_id=turn_operation_id(start.execution_id, self.turn, index), seq=self.next_seq + index, action=action
+                operation_id=turn_operation_id(start.execution_id, self.turn, index),
+                seq=self.next_seq + index,
+                action=action,
             )
             for index, action in enumerate(actions)
         )
@@ -203,9 +231,16 @@ class Turns:
         known: tuple[str, ...] = ()
         for _ in range(_MAX_RECOVERIES):
             step = steps.PerformOperation(
-                execution_id=self.execution.start.execution_id, head=self.head, lease_id=self.lease.lease_id,
-                fence=self.lease.fence, turn=self.turn, record=record, operations=operations, timeout_s=timing.operation_s, known=known,
-            )  # fmt: skip
+                execution_id=self.execution.start.execution_id,
+                head=self.head,
+                lease_id=self.lease.lease_id,
+                fence=self.lease.fence,
+                turn=self.turn,
+                record=record,
+                operations=operations,
+                timeout_s=timing.operation_s,
+                known=known,
+            )
             try:
                 return await self.execution.steps.perform(self.lease, step, waits + rollout.settle.max_s)
             except ActivityError as error:
@@ -217,10 +252,11 @@ class Turns:
                     raise
         raise ExecutionFailed(
             Cause(
-                kind=OutcomeKind.OPERATION_INDETERMINATE, phase="acting",
+                kind=OutcomeKind.OPERATION_INDETERMINATE,
+                phase="acting",
                 message=f"turn {self.turn + 1}: replies of the desktop were lost {_MAX_RECOVERIES} times in a row",
                 remedy="look at the desktop host's worker log",
-            )  # fmt: skip
+            )
         )
 
     async def _recover(self, operations: tuple[steps.Operation, ...]) -> tuple[str, ...]:
@@ -229,9 +265,13 @@ class Turns:
         recovered = await self.execution.steps.recover(
             self.lease,
             steps.RecoverOperation(
-                execution_id=start.execution_id, head=self.head, lease_id=self.lease.lease_id, fence=self.lease.fence,
-                turn=self.turn, operation_ids=tuple(item.operation_id for item in operations),
-            ),  # fmt: skip
+                execution_id=start.execution_id,
+                head=self.head,
+                lease_id=self.lease.lease_id,
+                fence=self.lease.fence,
+                turn=self.turn,
+                operation_ids=tuple(item.operation_id for item in operations),
+            ),
         )
         self.head = recovered.head
         self.phase = "acting"
@@ -239,10 +279,11 @@ class Turns:
             if item.state in {"unknown", "running"}:
                 raise ExecutionFailed(
                     Cause(
-                        kind=OutcomeKind.OPERATION_INDETERMINATE, phase="recovering",
+                        kind=OutcomeKind.OPERATION_INDETERMINATE,
+                        phase="recovering",
                         message=f"turn {self.turn + 1}: it cannot be known whether {item.operation_id} landed: {item.detail or item.state}",
                         remedy="nothing to mend; a new execution starts on a fresh desktop if the retry budget allows",
-                    )  # fmt: skip
+                    )
                 )
         return tuple(item.operation_id for item in recovered.operations if item.state == "finished")
 
@@ -252,5 +293,3 @@ class Turns:
         self.recent = (*self.recent[-2:], TurnSummary(turn=self.turn, actions=words[:160], note=note))
         workflow.upsert_search_attributes([temporal.TURN.value_set(self.turn + 1)])
         self.execution.refresh()
-
-

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from temporalio import workflow
+from temporalio.common import SearchAttributeUpdate
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
@@ -18,7 +19,6 @@ with workflow.unsafe.imports_passed_through():
         ExecutionState,
         ExecutionView,
         OperationTrace,
-        TurnSummary,
     )
     from osworld_rollouts.contracts.outcome import Cause, ExecutionResult, Outcome, OutcomeKind
     from osworld_rollouts.contracts.request import History
@@ -79,9 +79,12 @@ class ExecutionWorkflow(Control):
         self._enter("opening")
         opened = await self._steps.open_execution(
             steps.OpenExecution(
-                request=self._request, execution_id=start.execution_id, number=start.number,
-                workflow_id=info.workflow_id, run_id=info.run_id,
-            )  # fmt: skip
+                request=self._request,
+                execution_id=start.execution_id,
+                number=start.number,
+                workflow_id=info.workflow_id,
+                run_id=info.run_id,
+            )
         )
         self._head = opened.head
         self._enter("provisioning")
@@ -98,9 +101,13 @@ class ExecutionWorkflow(Control):
         prepared = await self._steps.prepare(
             lease,
             steps.PrepareTask(
-                execution_id=start.execution_id, head=self._head, lease_id=lease.lease_id, fence=lease.fence,
-                first_seq=1, timeout_s=self._timing.prepare_s,
-            ),  # fmt: skip
+                execution_id=start.execution_id,
+                head=self._head,
+                lease_id=lease.lease_id,
+                fence=lease.fence,
+                first_seq=1,
+                timeout_s=self._timing.prepare_s,
+            ),
             task.task_id,
         )
         self._head = prepared.head
@@ -122,18 +129,26 @@ class ExecutionWorkflow(Control):
         prepared = await self._steps.post_steps(
             lease,
             steps.PrepareEvaluation(
-                execution_id=self._start.execution_id, head=turns.head, lease_id=lease.lease_id, fence=lease.fence,
-                first_seq=turns.next_seq, timeout_s=min(self._timing.post_steps_s, scoring),
-            ),  # fmt: skip
+                execution_id=self._start.execution_id,
+                head=turns.head,
+                lease_id=lease.lease_id,
+                fence=lease.fence,
+                first_seq=turns.next_seq,
+                timeout_s=min(self._timing.post_steps_s, scoring),
+            ),
         )
         self._head = prepared.head
         self._enter("evaluating")
         evaluated = await self._steps.evaluate(
             lease,
             steps.Evaluate(
-                execution_id=self._start.execution_id, head=prepared.head, lease_id=lease.lease_id, fence=lease.fence,
-                last_action=turns.last_action, timeout_s=min(self._timing.evaluate_s, scoring),
-            ),  # fmt: skip
+                execution_id=self._start.execution_id,
+                head=prepared.head,
+                lease_id=lease.lease_id,
+                fence=lease.fence,
+                last_action=turns.last_action,
+                timeout_s=min(self._timing.evaluate_s, scoring),
+            ),
         )
         self._head, self._score = evaluated.head, evaluated.score
 
@@ -153,25 +168,39 @@ class ExecutionWorkflow(Control):
             self._head = self._turns.head
         kind = cause.kind if cause else self._scored_kind()
         admission = outcomes.admit(
-            kind, self._score, exact=self._request.rollout.evidence == "exact",
+            kind,
+            self._score,
+            exact=self._request.rollout.evidence == "exact",
             violations=self._turns.violations if self._turns else 0,
-        )  # fmt: skip
+        )
         if self._lease is not None:
             self._enter("teardown")
             try:
-                await self._steps.teardown(self._lease, steps.TeardownDesktop(lease_id=self._lease.lease_id, reason=str(kind)))
+                await self._steps.teardown(
+                    self._lease, steps.TeardownDesktop(lease_id=self._lease.lease_id, reason=str(kind))
+                )
             except ActivityError as error:
                 late = cause_of(error, "teardown")
-                self._also.append(late.model_copy(update={"message": f"desktop left to its host's reaper: {late.message}"}))
+                self._also.append(
+                    late.model_copy(update={"message": f"desktop left to its host's reaper: {late.message}"})
+                )
         outcome = Outcome(
-            kind=kind, score=self._score, eligible=admission.eligible, admission_reason=admission.reason,
-            admission_policy=admission.policy, turns=self._turns.turn if self._turns else 0, cause=cause, also=tuple(self._also),
-        )  # fmt: skip
+            kind=kind,
+            score=self._score,
+            eligible=admission.eligible,
+            admission_reason=admission.reason,
+            admission_policy=admission.policy,
+            turns=self._turns.turn if self._turns else 0,
+            cause=cause,
+            also=tuple(self._also),
+        )
         self._enter("sealing")
         if self._head is not None:
             try:
                 sealed = await self._steps.seal(
-                    steps.SealExecution(execution_id=self._start.execution_id, head=self._head, outcome=outcome, lease=self._lease)
+                    steps.SealExecution(
+                        execution_id=self._start.execution_id, head=self._head, outcome=outcome, lease=self._lease
+                    )
                 )
                 self._head = sealed.head
             except ActivityError as error:
@@ -180,10 +209,15 @@ class ExecutionWorkflow(Control):
         self._enter("closed")
         info = workflow.info()
         return ExecutionResult(
-            execution_id=self._start.execution_id, number=self._start.number, outcome=outcome, evidence_head=self._head,
-            lease_id=self._lease.lease_id if self._lease else None, host_id=self._lease.host_id if self._lease else None,
-            workflow_id=info.workflow_id, run_id=info.run_id,
-        )  # fmt: skip
+            execution_id=self._start.execution_id,
+            number=self._start.number,
+            outcome=outcome,
+            evidence_head=self._head,
+            lease_id=self._lease.lease_id if self._lease else None,
+            host_id=self._lease.host_id if self._lease else None,
+            workflow_id=info.workflow_id,
+            run_id=info.run_id,
+        )
 
     def _scored_kind(self) -> OutcomeKind:
         if self._episode is None:
@@ -205,10 +239,12 @@ class ExecutionWorkflow(Control):
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(
             ExecutionStart(
-                rollout=self._start.rollout, execution_id=self._start.execution_id, number=self._start.number,
+                rollout=self._start.rollout,
+                execution_id=self._start.execution_id,
+                number=self._start.number,
                 resume=turns.state(paused=self.paused, stop_requested=self.stop_requested),
                 continue_after_events=self._start.continue_after_events,
-            )  # fmt: skip
+            )
         )
 
     # --- what a person sees ---
@@ -228,7 +264,7 @@ class ExecutionWorkflow(Control):
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
-        updates = [temporal.PHASE.value_set(phase)]
+        updates: list[SearchAttributeUpdate[Any]] = [temporal.PHASE.value_set(phase)]
         if self._score is not None:
             updates.append(temporal.SCORE.value_set(self._score))
         if self._outcome is not None:
@@ -246,12 +282,19 @@ class ExecutionWorkflow(Control):
         """Where the execution is."""
         turns = self._turns
         return ExecutionView(
-            execution_id=self._start.execution_id, phase=self._phase, turn=turns.turn if turns else 0,
-            max_turns=self._request.rollout.max_turns, paused=self.paused, stop_requested=self.stop_requested,
+            execution_id=self._start.execution_id,
+            phase=self._phase,
+            turn=turns.turn if turns else 0,
+            max_turns=self._request.rollout.max_turns,
+            paused=self.paused,
+            stop_requested=self.stop_requested,
             head=turns.head if turns and self._phase == "turns" else self._head,
-            lease_id=self._lease.lease_id if self._lease else None, host_id=self._lease.host_id if self._lease else None,
-            score=self._score, outcome=str(self._outcome.kind) if self._outcome else None, recent=turns.recent if turns else (),
-        )  # fmt: skip
+            lease_id=self._lease.lease_id if self._lease else None,
+            host_id=self._lease.host_id if self._lease else None,
+            score=self._score,
+            outcome=str(self._outcome.kind) if self._outcome else None,
+            recent=turns.recent if turns else (),
+        )
 
     @workflow.query
     def ledger(self) -> list[OperationTrace]:

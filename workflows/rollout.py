@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
-from temporalio.common import WorkflowIDReusePolicy
+from temporalio.common import SearchAttributeUpdate, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError
 
 with workflow.unsafe.imports_passed_through():
@@ -45,7 +46,9 @@ class RolloutWorkflow:
             if not outcomes.retry_allowed(result.outcome.kind, number, limits.max_executions):
                 break
             pause = start.timing.retry_pause_s * 2 ** (number - 1)
-            await workflow.sleep(timedelta(seconds=min(pause, 300)), summary=f"before execution {number + 1}: {result.outcome.kind}")
+            await workflow.sleep(
+                timedelta(seconds=min(pause, 300)), summary=f"before execution {number + 1}: {result.outcome.kind}"
+            )
         return self._finish()
 
     async def _execute(self, number: int) -> ExecutionResult:
@@ -75,10 +78,17 @@ class RolloutWorkflow:
     def _finish(self) -> RolloutResult:
         last = self._executions[-1]
         result = RolloutResult(
-            rollout_id=self._request.rollout_id, request_digest=self._digest, outcome=last.outcome, executions=tuple(self._executions)
+            rollout_id=self._request.rollout_id,
+            request_digest=self._digest,
+            outcome=last.outcome,
+            executions=tuple(self._executions),
         )
         outcome = last.outcome
-        updates = [temporal.OUTCOME.value_set(str(outcome.kind)), temporal.ELIGIBLE.value_set(outcome.eligible), temporal.PHASE.value_set("closed")]
+        updates: list[SearchAttributeUpdate[Any]] = [
+            temporal.OUTCOME.value_set(str(outcome.kind)),
+            temporal.ELIGIBLE.value_set(outcome.eligible),
+            temporal.PHASE.value_set("closed"),
+        ]
         if outcome.score is not None:
             updates.append(temporal.SCORE.value_set(outcome.score))
         workflow.upsert_search_attributes(updates)
@@ -90,17 +100,26 @@ class RolloutWorkflow:
         raise ApplicationError(f"{message}{remedy}{spent}", result, type=str(outcome.kind), non_retryable=True)
 
     def _refresh(self) -> None:
-        done = RolloutResult(
-            rollout_id=self._request.rollout_id, request_digest=self._digest,
-            outcome=self._executions[-1].outcome, executions=tuple(self._executions),
-        ) if self._executions else None  # fmt: skip
+        done = (
+            RolloutResult(
+                rollout_id=self._request.rollout_id,
+                request_digest=self._digest,
+                outcome=self._executions[-1].outcome,
+                executions=tuple(self._executions),
+            )
+            if self._executions
+            else None
+        )
         workflow.set_current_details(rollout_details(self._request.rollout.task.instruction, done, self._running))
 
     @workflow.query
     def state(self) -> RolloutView:
         """Which executions there were and which one runs."""
         return RolloutView(
-            rollout_id=self._request.rollout_id, request_digest=self._digest, running=self._running, executions=tuple(self._executions)
+            rollout_id=self._request.rollout_id,
+            request_digest=self._digest,
+            running=self._running,
+            executions=tuple(self._executions),
         )
 
     async def _pass_on(self, command: str) -> str:
@@ -150,6 +169,10 @@ def _result_of(error: ChildWorkflowError, execution: str, number: int) -> Execut
                 return ExecutionResult.model_validate(detail)
     cause = cause_of(inner if isinstance(inner, FailureError) else error, "execution")
     return ExecutionResult(
-        execution_id=execution, number=number, workflow_id=execution_workflow_id(execution),
-        outcome=Outcome(kind=cause.kind, cause=cause, admission_reason=str(cause.kind), admission_policy=outcomes.ADMISSION_POLICY),
-    )  # fmt: skip
+        execution_id=execution,
+        number=number,
+        workflow_id=execution_workflow_id(execution),
+        outcome=Outcome(
+            kind=cause.kind, cause=cause, admission_reason=str(cause.kind), admission_policy=outcomes.ADMISSION_POLICY
+        ),
+    )

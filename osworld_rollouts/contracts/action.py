@@ -152,17 +152,44 @@ class CallUser(Contract):
 
 
 Action = Annotated[
-    Click | Move | Drag | MouseDown | MouseUp | Scroll | TypeText | Press | Hotkey | KeyDown | KeyUp
-    | PythonCode | Wait | Observe | Done | Fail | CallUser,
+    Click
+    | Move
+    | Drag
+    | MouseDown
+    | MouseUp
+    | Scroll
+    | TypeText
+    | Press
+    | Hotkey
+    | KeyDown
+    | KeyUp
+    | PythonCode
+    | Wait
+    | Observe
+    | Done
+    | Fail
+    | CallUser,
     Field(discriminator="kind"),
 ]
 """Any action."""
 
 TERMINAL_KINDS = frozenset({"done", "fail", "call_user"})
-EFFECT_KINDS = frozenset({
-    "click", "move", "drag", "mouse_down", "mouse_up", "scroll", "type_text", "press", "hotkey", "key_down", "key_up",
-    "python",
-})  # fmt: skip
+EFFECT_KINDS = frozenset(
+    {
+        "click",
+        "move",
+        "drag",
+        "mouse_down",
+        "mouse_up",
+        "scroll",
+        "type_text",
+        "press",
+        "hotkey",
+        "key_down",
+        "key_up",
+        "python",
+    }
+)
 
 
 def describe(action: Action) -> str:

@@ -56,7 +56,9 @@ class DesktopPrepared(_Record):
     exchanges: Sha256 = Field(description="blob: JSON list of every exchange between desktop-env and the guest")
     steps: int
     observation: Observation
-    evaluator: dict[str, JsonValue] = Field(default_factory=dict, description="desktop-env version, content hash, preflight notes")
+    evaluator: dict[str, JsonValue] = Field(
+        default_factory=dict, description="desktop-env version, content hash, preflight notes"
+    )
 
 
 class ModelCallRecord(_Record):
@@ -73,12 +75,17 @@ class ModelCallRecord(_Record):
     window: HistoryWindow
     sent: Sha256 = Field(description="blob: JSON of the request as sent, keys in order, images as media://<sha256>")
     media: tuple[MediaRef, ...] = Field(default=(), description="images in the order sent")
-    sampling: dict[str, JsonValue] = Field(default_factory=dict, description="every sampling parameter as sent; one that was not sent is in `missing`")
+    sampling: dict[str, JsonValue] = Field(
+        default_factory=dict, description="every sampling parameter as sent; one that was not sent is in `missing`"
+    )
     received: Sha256 | None = Field(description="blob: the reply's bytes as received; None when nothing came")
     status: int | None = None
     text: str = ""
     reasoning: str | None = None
-    output: Sha256 | None = Field(default=None, description="blob: JSON list of the reply's items as received: tool calls, or items of Responses and Messages")
+    output: Sha256 | None = Field(
+        default=None,
+        description="blob: JSON list of the reply's items as received: tool calls, or items of Responses and Messages",
+    )
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     truncated: bool | None = Field(default=None, description="cut by the token limit, from ids where there are ids")
@@ -88,23 +95,39 @@ class ModelCallRecord(_Record):
     weight_version: str | None = None
     usage: dict[str, JsonValue] | None = None
     cached_tokens: int | None = Field(default=None, description="prompt tokens the server took from its prefix cache")
-    prompt_token_ids: Sha256 | None = Field(default=None, description="blob: JSON list of ids, image placeholders expanded")
+    prompt_token_ids: Sha256 | None = Field(
+        default=None, description="blob: JSON list of ids, image placeholders expanded"
+    )
     generated_token_ids: Sha256 | None = Field(default=None, description="blob: JSON list of ids")
-    logprobs: Sha256 | None = Field(default=None, description="blob: JSON list of the sampled tokens' log probabilities")
+    logprobs: Sha256 | None = Field(
+        default=None, description="blob: JSON list of the sampled tokens' log probabilities"
+    )
     prompt_tokens: int | None = Field(default=None, description="number of prompt ids, else the server's count")
     generated_tokens: int | None = None
-    image_runs: tuple[tuple[int, int], ...] | None = Field(default=None, description="(first position, length) of each image's placeholders among the prompt ids")
+    image_runs: tuple[tuple[int, int], ...] | None = Field(
+        default=None, description="(first position, length) of each image's placeholders among the prompt ids"
+    )
     latency_ms: int = 0
-    earlier_attempts: tuple[dict[str, JsonValue], ...] = Field(default=(), description="attempts at this call before this one and what is known of each")
+    earlier_attempts: tuple[dict[str, JsonValue], ...] = Field(
+        default=(), description="attempts at this call before this one and what is known of each"
+    )
     actions: tuple[Action, ...] = ()
-    parsed: Sha256 | None = Field(default=None, description="blob: which part of the text became which action, what was dropped and why")
+    parsed: Sha256 | None = Field(
+        default=None, description="blob: which part of the text became which action, what was dropped and why"
+    )
     failure: ParseFailure | None = None
     overflow: bool = False
     error: str | None = Field(default=None, description="what the server refused or how the call failed, keys redacted")
     segment: int = Field(default=0, description="number of the stretch of calls in which each extends the one before")
-    extends_previous: bool | None = Field(default=None, description="computed from ids and media; None where there is nothing to compute it from")
-    boundary: dict[str, JsonValue] | None = Field(default=None, description="why a new segment starts here: reason, position of the first divergence")
-    violations: tuple[str, ...] = Field(default=(), description="names of the exact checks that failed, from evidence/checks.py")
+    extends_previous: bool | None = Field(
+        default=None, description="computed from ids and media; None where there is nothing to compute it from"
+    )
+    boundary: dict[str, JsonValue] | None = Field(
+        default=None, description="why a new segment starts here: reason, position of the first divergence"
+    )
+    violations: tuple[str, ...] = Field(
+        default=(), description="names of the exact checks that failed, from evidence/checks.py"
+    )
     violation_details: dict[str, str] = Field(default_factory=dict, description="name of a failed check -> what it saw")
     missing: tuple[str, ...] = ()
 
@@ -114,7 +137,9 @@ class OperationsRecord(_Record):
 
     kind: Literal["operations"] = "operations"
     turn: int
-    operations: tuple[dict[str, JsonValue], ...] = Field(description="operation id, seq, fence, command blob, result blob, return code, times")
+    operations: tuple[dict[str, JsonValue], ...] = Field(
+        description="operation id, seq, fence, command blob, result blob, return code, times"
+    )
     outcomes: tuple[OperationOutcome, ...]
     observation: Observation
 
@@ -144,7 +169,9 @@ class EvaluationRecord(_Record):
     last_action: str | None
     exchanges: Sha256
     log: Sha256 = Field(description="blob: the evaluator's stdout, stderr and log")
-    files: dict[str, Sha256] = Field(default_factory=dict, description="files the evaluator looked at, by name in its cache directory")
+    files: dict[str, Sha256] = Field(
+        default_factory=dict, description="files the evaluator looked at, by name in its cache directory"
+    )
     duration_ms: int
     evaluator: dict[str, JsonValue] = Field(default_factory=dict)
 
@@ -157,8 +184,14 @@ class Terminated(_Record):
 
 
 Record = Annotated[
-    ExecutionStarted | DesktopPrepared | ModelCallRecord | OperationsRecord | RecoveryRecord | PostStepsRecord
-    | EvaluationRecord | Terminated,
+    ExecutionStarted
+    | DesktopPrepared
+    | ModelCallRecord
+    | OperationsRecord
+    | RecoveryRecord
+    | PostStepsRecord
+    | EvaluationRecord
+    | Terminated,
     Field(discriminator="kind"),
 ]
 """Any record."""

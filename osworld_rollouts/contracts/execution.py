@@ -55,7 +55,9 @@ class ExecutionStart(Contract):
     execution_id: str
     number: int
     resume: ExecutionState | None = None
-    continue_after_events: int = Field(default=8000, ge=50, description="continue-as-new at a turn boundary beyond this history length")
+    continue_after_events: int = Field(
+        default=8000, ge=50, description="continue-as-new at a turn boundary beyond this history length"
+    )
 
 
 class OperationTrace(Contract):

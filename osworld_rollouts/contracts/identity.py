@@ -52,7 +52,9 @@ def split_execution_id(execution: str) -> tuple[str, int]:
     """
     found = _EXECUTION.match(execution)
     if not found:
-        raise ValueError(f"{execution!r} is not an execution id; expected <rollout_id>/x<n>, for example demo/task/0/x1")
+        raise ValueError(
+            f"{execution!r} is not an execution id; expected <rollout_id>/x<n>, for example demo/task/0/x1"
+        )
     return found["rollout"], int(found["number"])
 
 

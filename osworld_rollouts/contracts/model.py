@@ -29,7 +29,9 @@ class View(Contract):
 
     image: MediaRef | None = None
     accessibility_tree: str | None = Field(default=None, description="already linearised, in the adapter's text form")
-    marks: tuple[tuple[int, int, int, int], ...] = Field(default=(), description="set of marks: (x, y, w, h) in screen pixels, mark n is entry n-1")
+    marks: tuple[tuple[int, int, int, int], ...] = Field(
+        default=(), description="set of marks: (x, y, w, h) in screen pixels, mark n is entry n-1"
+    )
     terminal: str | None = None
 
 
@@ -41,7 +43,9 @@ class PastTurn(Contract):
     live: bool
     text: str = ""
     reasoning: str | None = None
-    output: tuple[dict[str, JsonValue], ...] = Field(default=(), description="the reply's items as received (tool calls, response items)")
+    output: tuple[dict[str, JsonValue], ...] = Field(
+        default=(), description="the reply's items as received (tool calls, response items)"
+    )
     response_id: str | None = None
     actions: tuple[Action, ...] = ()
     outcomes: tuple[OperationOutcome, ...] = ()
@@ -58,8 +62,10 @@ class PromptInput(Contract):
     window: HistoryWindow
     past: tuple[PastTurn, ...]
     current: View
-    rejected: tuple[PastTurn, ...] = Field(default=(), description="replies of this turn that could not be used, oldest first, when feedback is on")
-    password: str = "password"
+    rejected: tuple[PastTurn, ...] = Field(
+        default=(), description="replies of this turn that could not be used, oldest first, when feedback is on"
+    )
+    password: str = "password"  # noqa: S105 - the public password of OSWorld's image
 
 
 class ModelRequest(Contract):
@@ -85,10 +91,14 @@ class Reply(Contract):
     text: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    output: tuple[dict[str, JsonValue], ...] = Field(default=(), description="items of a Responses or Messages reply, as received")
+    output: tuple[dict[str, JsonValue], ...] = Field(
+        default=(), description="items of a Responses or Messages reply, as received"
+    )
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    truncated: bool | None = Field(default=None, description="cut by the token limit: from ids where there are ids, else from finish_reason")
+    truncated: bool | None = Field(
+        default=None, description="cut by the token limit: from ids where there are ids, else from finish_reason"
+    )
     response_id: str | None = None
     served_model: str | None = None
     system_fingerprint: str | None = None
@@ -101,9 +111,16 @@ class Reply(Contract):
     prompt_token_ids: tuple[int, ...] | None = None
     generated_token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = Field(default=None, description="of the sampled tokens, in order")
-    logprob_token_ids: tuple[int, ...] | None = Field(default=None, description="ids named by the logprob entries themselves, an independent second source")
-    image_runs: tuple[tuple[int, int], ...] | None = Field(default=None, description="(first position, length) of each image among the prompt ids, where the server says so itself")
-    missing: tuple[str, ...] = Field(default=(), description="`fact: reason` for each fact that was asked for and not given")
+    logprob_token_ids: tuple[int, ...] | None = Field(
+        default=None, description="ids named by the logprob entries themselves, an independent second source"
+    )
+    image_runs: tuple[tuple[int, int], ...] | None = Field(
+        default=None,
+        description="(first position, length) of each image among the prompt ids, where the server says so itself",
+    )
+    missing: tuple[str, ...] = Field(
+        default=(), description="`fact: reason` for each fact that was asked for and not given"
+    )
 
 
 class ParsedPart(Contract):
@@ -126,7 +143,9 @@ class ParsedReply(Contract):
     failure: ParseFailure | None = None
     parts: tuple[ParsedPart, ...] = ()
     notes: tuple[str, ...] = ()
-    action_text: str | None = Field(default=None, description="the model's own words for the action, where the protocol has them")
+    action_text: str | None = Field(
+        default=None, description="the model's own words for the action, where the protocol has them"
+    )
     thought: str | None = None
 
 

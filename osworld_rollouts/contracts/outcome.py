@@ -63,7 +63,9 @@ class Outcome(Contract):
     admission_policy: str = ""
     turns: int = 0
     cause: Cause | None = None
-    also: tuple[Cause, ...] = Field(default=(), description="later problems (teardown, sealing) that do not change the outcome")
+    also: tuple[Cause, ...] = Field(
+        default=(), description="later problems (teardown, sealing) that do not change the outcome"
+    )
 
     @property
     def mask_sample(self) -> bool:

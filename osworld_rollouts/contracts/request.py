@@ -26,11 +26,11 @@ class Task(Contract):
         Raises:
             ValueError: naming the field that is missing or of the wrong type.
         """
-        if not isinstance(document, dict):
-            raise ValueError("an OSWorld task is a JSON object with id, instruction, config and evaluator")
         for key, kind in (("id", str), ("instruction", str), ("evaluator", dict)):
             if not isinstance(document.get(key), kind):
-                raise ValueError(f"task field {key!r} must be a {kind.__name__}, got {type(document.get(key)).__name__}")
+                raise ValueError(
+                    f"task field {key!r} must be a {kind.__name__}, got {type(document.get(key)).__name__}"
+                )
         if not isinstance(document.get("config", []), list):
             raise ValueError("task field 'config' must be a list of setup steps")
         return cls(task_id=document["id"], domain=domain, instruction=document["instruction"], document=document)
@@ -41,9 +41,13 @@ class Model(Contract):
 
     name: str = Field(min_length=1, description="as the server knows it")
     base_url: str = Field(description="http(s) address of an OpenAI-compatible server, usually ending in /v1")
-    api_key_env: str | None = Field(default="OPENAI_API_KEY", description="environment variable of the worker that holds the key")
+    api_key_env: str | None = Field(
+        default="OPENAI_API_KEY", description="environment variable of the worker that holds the key"
+    )
     timeout_s: float = Field(default=300, gt=0)
-    extra_body: dict[str, JsonValue] = Field(default_factory=dict, description="further request fields, sent as they are")
+    extra_body: dict[str, JsonValue] = Field(
+        default_factory=dict, description="further request fields, sent as they are"
+    )
 
     @field_validator("base_url")
     @classmethod
@@ -87,9 +91,13 @@ class ParsePolicy(Contract):
     """What follows when a reply holds no action: consume the turn, sample again, sample again showing the error, or stop."""
 
     on_failure: Literal["noop", "resample", "feedback", "stop"] = "noop"
-    resamples: int = Field(default=5, ge=0, le=20, description="further calls within one turn, for resample and feedback")
+    resamples: int = Field(
+        default=5, ge=0, le=20, description="further calls within one turn, for resample and feedback"
+    )
     resample_temperature: float | None = Field(default=None, ge=0, le=2, description="None: the request's temperature")
-    max_failed_turns: int = Field(default=3, ge=1, description="consecutive turns without an action before the rollout stops")
+    max_failed_turns: int = Field(
+        default=3, ge=1, description="consecutive turns without an action before the rollout stops"
+    )
 
 
 class Settle(Contract):

@@ -110,7 +110,9 @@ class ModelReply(Contract):
     head: Sha256
     actions: tuple[PlannedAction, ...] = ()
     failure: ParseFailure | None = None
-    overflow: bool = Field(default=False, description="the server refused the prompt as too long; nothing was generated")
+    overflow: bool = Field(
+        default=False, description="the server refused the prompt as too long; nothing was generated"
+    )
     images: int = 0
     finish_reason: str | None = None
     prompt_tokens: int | None = None

@@ -74,9 +74,17 @@ class Script:
             self.provision(step)
             now = datetime(2026, 1, 1, tzinfo=UTC)
             return Lease(
-                lease_id=step.lease_id, provider="local", host_id="h", task_queue=activity.info().task_queue, fence=1, width=1920,
-                height=1080, image_identity="scripted", created_at=now, expires_at=now + timedelta(hours=1),
-            )  # fmt: skip
+                lease_id=step.lease_id,
+                provider="local",
+                host_id="h",
+                task_queue=activity.info().task_queue,
+                fence=1,
+                width=1920,
+                height=1080,
+                image_identity="scripted",
+                created_at=now,
+                expires_at=now + timedelta(hours=1),
+            )
 
         @activity.defn
         async def prepare_task(step: steps.PrepareTask) -> steps.Prepared:
@@ -94,7 +102,9 @@ class Script:
             answer = self.perform(step)
             if answer is not None:
                 return answer
-            outcomes = tuple(steps.OperationOutcome(operation_id=item.operation_id, returncode=0) for item in step.operations)
+            outcomes = tuple(
+                steps.OperationOutcome(operation_id=item.operation_id, returncode=0) for item in step.operations
+            )
             return steps.Performed(head=sha(step.head + f"act{step.turn}"), outcomes=outcomes)
 
         @activity.defn
@@ -129,9 +139,18 @@ class Script:
             return steps.Sealed(head=sha(step.head + "sealed"))
 
         return [
-            open_execution, provision_desktop, prepare_task, call_model, perform_operation, recover_operation,
-            prepare_evaluation, evaluate, renew_lease, teardown_desktop, seal_execution,
-        ]  # fmt: skip
+            open_execution,
+            provision_desktop,
+            prepare_task,
+            call_model,
+            perform_operation,
+            recover_operation,
+            prepare_evaluation,
+            evaluate,
+            renew_lease,
+            teardown_desktop,
+            seal_execution,
+        ]
 
 
 def refuse(kind: OutcomeKind, message: str = "because") -> Callable:

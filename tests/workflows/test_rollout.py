@@ -33,10 +33,14 @@ FAST = Timing(retry_pause_s=0.01)
 async def world(env, script: Script):
     """A worker that serves one fresh queue for everything."""
     queue = f"q-{uuid.uuid4().hex[:8]}"
-    async with Worker(env.client, task_queue=queue, workflows=[RolloutWorkflow, ExecutionWorkflow], activities=script.activities()):
+    async with Worker(
+        env.client, task_queue=queue, workflows=[RolloutWorkflow, ExecutionWorkflow], activities=script.activities()
+    ):
 
         async def start(request, timing: Timing = FAST):
-            request = request.model_copy(update={"campaign_id": queue, "rollout_id": f"{queue}/task-1/{request.sample_index}"})
+            request = request.model_copy(
+                update={"campaign_id": queue, "rollout_id": f"{queue}/task-1/{request.sample_index}"}
+            )
             return await submit(env.client, request, timing=timing, task_queue=queue, pool_queue=queue)
 
         yield start
@@ -58,9 +62,17 @@ async def test_done_is_scored(temporal_env, make_request):
         assert result.outcome.kind is OutcomeKind.AGENT_DONE
         assert (result.outcome.score, result.outcome.eligible, result.outcome.turns) == (1.0, True, 2)
         assert [name for name, _ in script.calls] == [
-            "open_execution", "provision_desktop", "prepare_task", "call_model", "perform_operation", "call_model",
-            "prepare_evaluation", "evaluate", "teardown_desktop", "seal_execution",
-        ]  # fmt: skip
+            "open_execution",
+            "provision_desktop",
+            "prepare_task",
+            "call_model",
+            "perform_operation",
+            "call_model",
+            "prepare_evaluation",
+            "evaluate",
+            "teardown_desktop",
+            "seal_execution",
+        ]
         (evaluate,) = script.named("evaluate")
         assert evaluate.last_action == "done"
         (perform,) = script.named("perform_operation")
@@ -175,7 +187,10 @@ async def test_absent_operation_is_dispatched_again_under_the_same_id(temporal_e
 
 async def test_unknown_operation_ends_the_execution_as_indeterminate(temporal_env, make_request):
     script = Script()
-    script.perform, script.recover = lambda _step: (_ for _ in ()).throw(unconfirmed("dropped")), lambda _step: "unknown"
+    script.perform, script.recover = (
+        lambda _step: (_ for _ in ()).throw(unconfirmed("dropped")),
+        lambda _step: "unknown",
+    )
     async with world(temporal_env, script) as start:
         error, result = await failed_result(await start(make_request({"limits": {"max_executions": 1}})))
         assert error.type == "operation_indeterminate"
@@ -195,8 +210,12 @@ async def test_only_the_observation_is_repeated_when_only_it_failed(temporal_env
         assert len(script.named("perform_operation")) == 2
 
 
-@pytest.mark.parametrize(("policy", "calls", "turns"), [("noop", 3, 3), ("stop", 1, 1), ("resample", 9, 3), ("feedback", 9, 3)])
-async def test_replies_without_actions_are_scored_as_the_desktop_stands(temporal_env, make_request, policy, calls, turns):
+@pytest.mark.parametrize(
+    ("policy", "calls", "turns"), [("noop", 3, 3), ("stop", 1, 1), ("resample", 9, 3), ("feedback", 9, 3)]
+)
+async def test_replies_without_actions_are_scored_as_the_desktop_stands(
+    temporal_env, make_request, policy, calls, turns
+):
     script = Script()
     script.model = replying(ParseFailure(kind="unparseable", message="no code block"))
     script.evaluate = lambda step: 0.5 if step.last_action is None else 1.0
@@ -264,14 +283,22 @@ async def test_continue_as_new_goes_on_at_the_same_turn_on_the_same_desktop(temp
     script = Script()
     script.model = replying([CLICK])
     queue = f"q-{uuid.uuid4().hex[:8]}"
-    async with Worker(temporal_env.client, task_queue=queue, workflows=[ExecutionWorkflow], activities=script.activities()):
+    async with Worker(
+        temporal_env.client, task_queue=queue, workflows=[ExecutionWorkflow], activities=script.activities()
+    ):
         request = make_request({"rollout_id": f"{queue}/t/0"}, max_turns=20)
         start = ExecutionStart(
             rollout=RolloutStart(request=request, timing=FAST, task_queue=queue, pool_queue=queue),
-            execution_id=f"{queue}/t/0/x1", number=1, continue_after_events=80,
-        )  # fmt: skip
+            execution_id=f"{queue}/t/0/x1",
+            number=1,
+            continue_after_events=80,
+        )
         handle = await temporal_env.client.start_workflow(
-            temporal.EXECUTION_WORKFLOW, start, id=f"rollout/{queue}/t/0/x1", task_queue=queue, result_type=ExecutionResult
+            temporal.EXECUTION_WORKFLOW,
+            start,
+            id=f"rollout/{queue}/t/0/x1",
+            task_queue=queue,
+            result_type=ExecutionResult,
         )
         result = await handle.result()
         assert (result.outcome.kind, result.outcome.turns) == (OutcomeKind.HORIZON_REACHED, 20)
