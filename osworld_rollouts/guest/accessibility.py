@@ -285,11 +285,8 @@ def main() -> int:
 
     for line in sys.stdin:
         try:
-            if line.strip() == "terminal":
-                value = read_terminal()
-            else:
-                value = etree.tostring(read_tree(), encoding="unicode")
-            answer = {"value": value}
+            terminal = line.strip() == "terminal"
+            answer = {"value": read_terminal() if terminal else etree.tostring(read_tree(), encoding="unicode")}
         except Exception as error:  # noqa: BLE001 - told to the asker
             answer = {"error": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(answer) + "\n")

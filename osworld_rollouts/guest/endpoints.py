@@ -271,7 +271,7 @@ class Endpoints:
                 500, "command_timeout", str(late), need_more=False, **_streams(late.outcome, "return_code")
             ) from late
         finally:
-            os.unlink(path)
+            Path(path).unlink()
         streams = _streams(outcome, "return_code")
         if outcome.returncode != 0 and not outcome.error:
             streams["error"] = f"Process exited with code {outcome.returncode}"
@@ -298,7 +298,7 @@ class Endpoints:
             text = f"Script execution timed out after {limit:g} seconds"
             return Reply.json({"status": "error", "output": text, "error": "", "returncode": -1})
         finally:
-            os.unlink(path)
+            Path(path).unlink()
         status = "success" if outcome.returncode == 0 else "error"
         return Reply.json({"status": status, **_streams(outcome)})
 

@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .wire import ApiError
@@ -61,7 +62,7 @@ def parse_command(data: dict[str, Any]) -> tuple[list[str] | str, bool]:
         except ValueError as error:
             raise ApiError(400, "bad_request", f"command cannot be split into words: {error}") from error
     if isinstance(command, list):
-        command = [os.path.expanduser(word) if word.startswith("~/") else word for word in map(str, command)]
+        command = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in map(str, command)]
     if not command or not isinstance(command, (str, list)):
         raise ApiError(400, "bad_request", "command is required: a list of words, or a string")
     return command, shell

@@ -18,7 +18,7 @@ MAX_TREE_NODES = 200_000
 
 def expand(path: str) -> str:
     """`path` with `~` and environment variables replaced."""
-    return os.path.expandvars(os.path.expanduser(path))
+    return os.path.expandvars(Path(path).expanduser())
 
 
 def send_file(request: Request) -> Reply:
@@ -54,7 +54,7 @@ def receive_file(request: Request) -> Reply:
     upload = request.files["file_data"]
     path = expand(request.form["file_path"])
     try:
-        move_into_place(upload.path, path)
+        move_into_place(upload.path, Path(path))
     except OSError as error:
         raise ApiError(500, "write_failed", f"{path} cannot be written: {error}") from error
     return Reply.text(f"File Uploaded: {upload.size} bytes")
@@ -78,19 +78,19 @@ def download(url: str, path: str) -> Reply:
                     file.write(data)
                 size = file.tell()
                 expected = reply.headers.get("Content-Length")
-            if expected is not None and int(expected) != size:
-                raise OSError(f"got {size} of {expected} bytes")
-            move_into_place(spooled, target)
-            return Reply.text(f"File downloaded successfully: {size} bytes")
+            if expected is None or int(expected) == size:
+                move_into_place(Path(spooled), Path(target))
+                return Reply.text(f"File downloaded successfully: {size} bytes")
+            failure = OSError(f"got {size} of {expected} bytes")
         except (OSError, ValueError, urllib.error.URLError) as error:
             failure = error
         finally:
-            os.unlink(spooled)
+            Path(spooled).unlink(missing_ok=True)
     raise ApiError(500, "download_failed", f"{url} could not be fetched to {target}: {failure}")
 
 
 def directory_tree(path: str) -> dict[str, Any]:
-    """The folder as `{"type", "name", "children"}`, children in the order of the file system.
+    """The folder as `{"type", "name", "children"}`, children sorted by name.
 
     Raises:
         ApiError: 400 when it is not a folder, 413 when it has more than `MAX_TREE_NODES` entries.

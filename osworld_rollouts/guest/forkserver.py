@@ -67,7 +67,7 @@ class ForkServer:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         request = os.memfd_create("request", os.MFD_CLOEXEC)
-        order = memoryview(json.dumps({"code": code[0], "argv": code[1:], "cwd": os.getcwd()}).encode())
+        order = memoryview(json.dumps({"code": code[0], "argv": code[1:], "cwd": str(Path.cwd())}).encode())
         try:
             try:
                 while order:

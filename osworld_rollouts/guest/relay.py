@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHUNK = 65536
 

@@ -14,7 +14,6 @@ import socketserver
 import sys
 import tempfile
 import threading
-import traceback
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -62,8 +61,8 @@ class Guest:
             return route.answer(request, _timeout(request))
         except ApiError as error:
             return error.reply()
-        except Exception as error:  # noqa: BLE001 - the boundary: told to the client, with its trace in the log
-            log.error("%s %s failed\n%s", request.method, request.path, traceback.format_exc())
+        except Exception as error:
+            log.exception("%s %s failed", request.method, request.path)
             return ApiError(500, "internal", f"{type(error).__name__}: {error}").reply()
         finally:
             request.close()
@@ -90,8 +89,8 @@ class Guest:
                 self._ledger.interrupt(operation)
                 return error.reply()
             reply = error.reply()
-        except Exception as error:  # noqa: BLE001 - begun, so its end must be recorded
-            log.error("operation %s failed\n%s", operation_id, traceback.format_exc())
+        except Exception as error:
+            log.exception("operation %s failed", operation_id)
             reply = ApiError(500, "internal", f"{type(error).__name__}: {error}").reply()
         if reply.file is not None:
             reply.body, reply.file = reply.file.read_bytes(), None
@@ -144,16 +143,11 @@ class Guest:
 
 def _operation_headers(request: Request) -> tuple[str, int, int]:
     operation_id, seq, fence = (request.headers.get(name, "") for name in OPERATION_HEADERS)
-    try:
-        if not operation_id:
-            raise ValueError
+    if operation_id and seq.isdecimal() and fence.isdecimal():
         return operation_id, int(seq), int(fence)
-    except ValueError:
-        raise ApiError(
-            400,
-            "operation_headers",
-            "an operation needs X-Operation-Id, and X-Operation-Seq and X-Lease-Fence as numbers",
-        ) from None
+    raise ApiError(
+        400, "operation_headers", "an operation needs X-Operation-Id, and X-Operation-Seq and X-Lease-Fence as numbers"
+    )
 
 
 def _timeout(request: Request) -> float:
@@ -176,7 +170,7 @@ def _digest(request: Request) -> str:
         digest.update(f"\0{name}\0{value}".encode())
     for name, upload in sorted(request.files.items()):
         digest.update(f"\0{name}\0".encode())
-        with open(upload.path, "rb") as file:
+        with upload.path.open("rb") as file:
             while data := file.read(2**20):
                 digest.update(data)
     return digest.hexdigest()
@@ -247,10 +241,10 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - signature of the base class
         """A client that went away is not an error."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
-            log.error("connection failed\n%s", traceback.format_exc())
+            log.exception("connection failed")  # noqa: LOG004 - called while handling it
 
 
 class TcpServer(ThreadingHTTPServer):

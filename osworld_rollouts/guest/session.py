@@ -205,10 +205,10 @@ def end_descendants() -> None:
 
 def _children(ancestor: int) -> list[int]:
     parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     found, layer = [], [ancestor]
     while layer:
         layer = [pid for pid, parent in parents.items() if parent in layer and pid != ancestor]

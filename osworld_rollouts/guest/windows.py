@@ -74,7 +74,7 @@ class Windows:
 
     def cursor(self) -> tuple[int, int]:
         """Position of the mouse pointer in pixels."""
-        pointer = self._ask(lambda: self._display.screen().root.query_pointer())
+        pointer = self._ask(self._pointer)
         return pointer.root_x, pointer.root_y
 
     def missing(self) -> list[str]:
@@ -84,6 +84,9 @@ class Windows:
     def panels(self) -> list[Window]:
         """The panels on the screen."""
         return [window for window in self.all() if window.kind == "_NET_WM_WINDOW_TYPE_DOCK"]
+
+    def _pointer(self) -> Any:
+        return self._display.screen().root.query_pointer()
 
     def _missing(self) -> list[str]:
         missing = []

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import tempfile
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 from urllib.parse import parse_qs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_MEMORY_BODY = 64 * 2**20
 """Bytes of a body that is not multipart; larger ones are refused with 413."""
@@ -61,7 +58,7 @@ class Upload:
     """One file of a multipart form, spooled to `path`; whoever handles the request may move it away."""
 
     filename: str
-    path: str
+    path: Path
     size: int
 
 
@@ -110,8 +107,7 @@ class Request:
     def close(self) -> None:
         """Remove spooled files nobody moved away."""
         for upload in self.files.values():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(upload.path)
+            upload.path.unlink(missing_ok=True)
 
 
 class BodyReader:
@@ -189,7 +185,7 @@ class MultipartReader:
                     form[name or ""] = value.read().decode("utf-8", "replace")
             else:
                 handle, path = tempfile.mkstemp(prefix="upload-", dir=self._spool_dir)
-                files[name or ""] = Upload(filename, path, 0)
+                files[name or ""] = Upload(filename, Path(path), 0)
                 with os.fdopen(handle, "wb") as target:
                     self._part(target)
                     files[name or ""].size = target.tell()
@@ -235,25 +231,27 @@ def _parameter(disposition: str, name: str) -> str | None:
     return None if match is None else re.sub(r"\\(.)", r"\1", match.group(1))
 
 
-def move_into_place(source: str, target: str) -> None:
+def move_into_place(source: Path, target: Path) -> None:
     """Move a spooled file to `target` so that readers see the old file or the whole new one.
 
     Keeps the mode of a file that is replaced; a new one gets 0644.
+
+    Raises:
+        ApiError: 400 when `target` is a folder.
+        OSError: it cannot be written; the old file is untouched.
     """
-    folder = os.path.dirname(target) or "."
-    os.makedirs(folder, exist_ok=True)
-    if os.path.isdir(target):
+    target = target.resolve()
+    if target.is_dir():
         raise ApiError(400, "is_a_directory", f"{target} is a directory; give the path of a file")
-    try:
-        mode = os.stat(target).st_mode & 0o7777
-    except FileNotFoundError:
-        mode = 0o644
-    handle, near = tempfile.mkstemp(prefix=".incoming-", dir=folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
+    handle, name = tempfile.mkstemp(prefix=".incoming-", dir=target.parent)
     os.close(handle)
+    near = Path(name)
     try:
         shutil.copyfile(source, near)
-        os.chmod(near, mode)
-        os.replace(near, os.path.realpath(target))
+        near.chmod(mode)
+        near.replace(target)
     except BaseException:
-        os.unlink(near)
+        near.unlink(missing_ok=True)
         raise

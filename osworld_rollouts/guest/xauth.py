@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import struct
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FAMILY_LOCAL = 256
 FAMILY_WILD = 65535

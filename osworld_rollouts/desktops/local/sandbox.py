@@ -182,7 +182,7 @@ def command(tier: Tier, layout: Layout, settings: dict[str, Any], *, network: st
         *(() if network == "host" else ("--unshare-net",)),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "desktop", "--cap-drop", "ALL"),
         *_system(),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--tmpfs", "/home"),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--tmpfs", "/home"),  # noqa: S108 - the sandbox's own
         *("--perms", "0700", "--dir", f"/run/user/{UID}"),
         *bound,
         *("--chdir", HOME, "--clearenv", *variables, "--as-pid-1", "--"),
@@ -200,7 +200,7 @@ def _system() -> list[str]:
             words += ["--ro-bind", str(path), str(path)]
     for name in ETC:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    words += ["--tmpfs", "/var", "--symlink", "/run", "/var/run", "--dir", "/var/tmp", "--dir", "/var/lib"]
+    words += ["--tmpfs", "/var", "--symlink", "/run", "/var/run", "--dir", "/var/tmp", "--dir", "/var/lib"]  # noqa: S108
     for name in VAR:
         words += ["--ro-bind-try", name, name]
     return words
