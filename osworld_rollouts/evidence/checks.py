@@ -136,7 +136,7 @@ def _check_request(body: Mapping[str, Any], checked: Checked) -> None:
     for name in _CONSTRAINTS:
         if sampling.get(name) or body.get(name):
             checked.add(Violation.CONSTRAINED_SAMPLING, f"{name} is set")
-    if any("uuid" in part for part in _parts(body)):
+    if any("uuid" in part and not _names_content(part) for part in _parts(body)):
         checked.add(Violation.IMAGE_CACHE_KEY_SENT, "an image carries a uuid, which the server takes for its content")
 
 
@@ -325,6 +325,13 @@ def _parts(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             )
     parts = body.get("content_parts")
     yield from (part for part in cast("list[Any]", parts) if isinstance(part, dict)) if isinstance(parts, list) else ()
+
+
+def _names_content(part: Mapping[str, Any]) -> bool:
+    """Whether an image's cache key is the sha256 of the image itself, which cannot go stale."""
+    reference = part.get("url") or part.get("image_url")
+    url = reference.get("url") if isinstance(reference, dict) else reference
+    return isinstance(url, str) and url.startswith("media://") and url.removeprefix("media://") in str(part["uuid"])
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
+import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -96,4 +97,24 @@ def _decode(data: bytes) -> tuple[Image, str]:
         ) from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UnusableImage("truncated", f"{len(data)} bytes do not decode: {error}") from error
+    if image.format == "PNG":
+        _check_png(data)
     return image, _MIME[image.format or "PNG"]
+
+
+def _check_png(data: bytes) -> None:
+    """Every chunk's checksum, up to IEND: a decoder stops at the last row and does not look (PNG specification, 5.3)."""
+    at = 8
+    while at + 12 <= len(data):
+        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        end = at + 8 + length
+        if end + 4 > len(data):
+            break
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise UnusableImage(
+                "truncated", f"{len(data)} bytes: the checksum of PNG chunk {kind!r} at {at} does not match"
+            )
+        if kind == b"IEND":
+            return
+        at = end + 4
+    raise UnusableImage("truncated", f"{len(data)} bytes of PNG end before the end chunk")
