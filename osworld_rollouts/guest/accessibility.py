@@ -146,15 +146,30 @@ class Tree:
             self._children(node, element, depth, manages="manages_descendants" in states)
         return element
 
+    def cell(self, node: Any) -> Any:
+        """A cell of a spreadsheet: everything for one with content, name and place for an empty one (there are a thousand)."""
+        self._nodes += 1
+        element = self._etree.Element("table-cell", nsmap=NAMESPACES)
+        element.set("name", _clean(node.get_name() or ""))
+        for state in self._states(node):
+            element.set(f"{{{NAMESPACES['st']}}}{state}", "true")
+        self._component(node, element)
+        self._text(node, element)
+        if element.text:
+            self._attributes(node, element)
+            self._value(node, element)
+        return element
+
     def _children(self, node: Any, element: Any, depth: int, *, manages: bool) -> None:
-        for child in self._shown_cells(node) if manages else self._each_child(node):
+        cells = self._shown_cells(node) if manages else None
+        for child in cells if cells is not None else self._each_child(node):
             if self._nodes >= MAX_NODES or time.monotonic() > self._deadline:
                 self.cut = self.cut or f"{self._nodes} objects" if self._nodes >= MAX_NODES else f"{BUDGET_S:g} s"
                 return
             try:
                 if depth > 1 and not child.get_state_set().contains(self._atspi.StateType.SHOWING):
                     continue
-                element.append(self.element(child, depth + 1))
+                element.append(self.element(child, depth + 1) if cells is None else self.cell(child))
             except Exception:  # noqa: BLE001 - an object that vanished while it was read
                 continue
 
@@ -168,23 +183,26 @@ class Tree:
                 yield child
 
     def _shown_cells(self, node: Any) -> Any:
-        """Cells of a table with a million rows: from the one at its upper left corner to the one at its lower right."""
+        """Cells of a table with a million rows: from the one at its upper left corner to the one at its lower right.
+
+        None when this is not such a table.
+        """
         component, table = node.get_component_iface(), node.get_table_iface()
         if component is None or table is None:
-            yield from self._each_child(node)
-            return
+            return None
         box = component.get_extents(self._atspi.CoordType.SCREEN)
         first = component.get_accessible_at_point(box.x + 1, box.y + 1, self._atspi.CoordType.SCREEN)
         last = component.get_accessible_at_point(
             box.x + box.width - 2, box.y + box.height - 2, self._atspi.CoordType.SCREEN
         )
         if first is None or last is None:
-            yield from self._each_child(node)
-            return
+            return None
         start, end = first.get_index_in_parent(), last.get_index_in_parent()
-        for row in range(table.get_row_at_index(start), table.get_row_at_index(end) + 1):
-            for column in range(table.get_column_at_index(start), table.get_column_at_index(end) + 1):
-                yield table.get_accessible_at(row, column)
+        return (
+            table.get_accessible_at(row, column)
+            for row in range(table.get_row_at_index(start), table.get_row_at_index(end) + 1)
+            for column in range(table.get_column_at_index(start), table.get_column_at_index(end) + 1)
+        )
 
     def _states(self, node: Any) -> list[str]:
         return [state.value_nick.replace("-", "_") for state in node.get_state_set().get_states()]
@@ -204,8 +222,9 @@ class Tree:
 
     def _text(self, node: Any, element: Any) -> None:
         text = node.get_text_iface()
-        if text is not None:
-            value = self._atspi.Text.get_text(text, 0, self._atspi.Text.get_character_count(text)) or ""
+        length = 0 if text is None else self._atspi.Text.get_character_count(text)
+        if length:
+            value = self._atspi.Text.get_text(text, 0, length) or ""
             value = _clean(value.replace("\ufffc", "").replace("\ufffd", ""))
             if value:
                 element.text = value
