@@ -75,12 +75,10 @@ def is_truncated(reply: Reply, *, max_tokens: int | None, eos: Collection[int]) 
             return finish == "length"
     if finish in {"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"}:
         return True
-    if finish == "tool_calls" and (max_tokens is None or ids is None or len(ids) >= max_tokens):
-        return (
-            None
-            if ids is not None or reply.completion_tokens is None or reply.completion_tokens == max_tokens
-            else False
-        )
+    if finish == "tool_calls" and max_tokens is not None:
+        count = reply.completion_tokens if ids is None else len(ids)
+        if count is not None and count >= max_tokens:
+            return None
     return (
         False
         if finish
