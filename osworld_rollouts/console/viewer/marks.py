@@ -55,6 +55,15 @@ def marks_of(done: Iterable[actions.Action]) -> tuple[Mark, ...]:
     return tuple(pointer.marks)
 
 
+def summary_of(action: actions.Action) -> str:
+    """A short line for people. Python is told by its calls of pyautogui, where it is nothing but such calls."""
+    if isinstance(action, actions.PythonCode):
+        calls = _calls(action.code)
+        if calls:
+            return "; ".join(ast.unparse(call).removeprefix("pyautogui.") for call in calls)
+    return actions.describe(action)
+
+
 def _mark(pointer: _Pointer, number: int, action: actions.Action) -> None:
     match action:
         case actions.Click():
@@ -93,29 +102,26 @@ def _mark(pointer: _Pointer, number: int, action: actions.Action) -> None:
 
 
 def _mark_code(pointer: _Pointer, number: int, code: str) -> None:
-    if len(code) > _MAX_CODE:
-        return
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    calls.sort(key=lambda node: (node.lineno, node.col_offset))
-    for call in calls[:_MAX_CALLS]:
-        function = call.func
-        if (
-            isinstance(function, ast.Attribute)
-            and isinstance(function.value, ast.Name)
-            and function.value.id == "pyautogui"
-        ):
+    for call in _calls(code):
+        if isinstance(call.func, ast.Attribute):
             values = [_literal(item) for item in call.args]
-            _mark_call(
-                pointer,
-                number,
-                function.attr,
-                values,
-                {item.arg: _literal(item.value) for item in call.keywords if item.arg},
-            )
+            _mark_call(pointer, number, call.func.attr, values, {item.arg: _literal(item.value) for item in call.keywords if item.arg})
+
+
+def _calls(code: str) -> list[ast.Call]:
+    """Calls of `pyautogui.<function>` in the order written; none for code that cannot be read."""
+    if len(code) > _MAX_CODE:
+        return []
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_pyautogui(node.func.value)]
+    return sorted(calls, key=lambda node: (node.lineno, node.col_offset))[:_MAX_CALLS]
+
+
+def _is_pyautogui(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "pyautogui"
 
 
 def _mark_call(pointer: _Pointer, number: int, name: str, values: list[Any], named: dict[str, Any]) -> None:

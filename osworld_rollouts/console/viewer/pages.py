@@ -11,6 +11,8 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from osworld_rollouts.console.output import clean
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -74,7 +76,7 @@ class FileUrls:
 
     def media(self, ref: MediaRef) -> str:
         """In `media/`."""
-        return f"media/{ref.sha256}.{'jpg' if ref.mime == 'image/jpeg' else 'png'}"
+        return f"media/{ref.sha256}.{ref.mime.rpartition('/')[2]}"
 
     def blob(self, sha256: str) -> str | None:  # noqa: ARG002
         """Not exported."""
@@ -124,11 +126,17 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_visible,
     )
     environment.filters.update(
         number=_number, seconds=_seconds, clock=_clock, moment=_moment, words=_words, short=_short, shown=_shown
     )
     return environment
+
+
+def _visible(value: Any) -> Any:
+    """No control or direction-changing characters: what a page shows is what is there, in the order in which it stands."""
+    return clean(value, limit=len(value)) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _number(value: float) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+_IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp"}
 _STATIC = {"style.css", "viewer.js", "icon.svg"}
 _TEXT_LIMIT = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from osworld_rollouts.console.viewer.marks import Mark, marks_of
+from osworld_rollouts.console.viewer.marks import Mark, marks_of, summary_of
 from osworld_rollouts.contracts import evidence as records
-from osworld_rollouts.contracts.action import PythonCode, describe
+from osworld_rollouts.contracts.action import PythonCode
 from osworld_rollouts.contracts.request import RolloutRequest
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.errors import EvidenceError
@@ -205,7 +205,7 @@ def _add_operations(trace: Trace, record: records.OperationsRecord) -> None:
 
 
 def _line(number: int, action: Action) -> ActionLine:
-    return ActionLine(number, describe(action), action.code if isinstance(action, PythonCode) else None, None)
+    return ActionLine(number, summary_of(action), action.code if isinstance(action, PythonCode) else None, None)
 
 
 def _spans(found: list[records.Record]) -> list[tuple[str, float]]:
