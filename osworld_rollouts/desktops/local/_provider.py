@@ -25,14 +25,8 @@ from osworld_rollouts.desktops._provider import (
 from osworld_rollouts.desktops.guest_client import GuestClient, GuestError
 from osworld_rollouts.desktops.lease_registry import LeaseRegistry
 from osworld_rollouts.desktops.local import assets, home, packages, processes
-from osworld_rollouts.desktops.local.sandbox import (
-    Layout,
-    Tier,
-    command,
-    environment,
-    sandbox_fault,
-    session_settings,
-)
+from osworld_rollouts.desktops.local.confinement import Confinement, choose
+from osworld_rollouts.desktops.local.sandbox import Layout, command, environment, session_settings
 from osworld_rollouts.desktops.png_check import png_fault
 
 if TYPE_CHECKING:
@@ -114,27 +108,19 @@ class LocalDesktopProvider:
 
     def _problems(self) -> list[Problem]:
         found = packages.problems()
-        fault = sandbox_fault()
-        if fault and self._tier_wanted != "process":
+        confinement = choose(self._tier_wanted, self._root, 0)
+        if confinement.fault:
             found.append(
                 Problem(
                     subject="sandbox",
-                    message=f"{fault}; desktops run as plain processes: no isolation, and one Chrome debugging port for all",
-                    remedy="allow unprivileged user namespaces, or run the container with --security-opt seccomp=unconfined",
+                    message=f"{confinement.fault}; desktops run as plain processes of this machine: no isolation (a task's "
+                    "`pkill chrome` also ends your own browser), a home folder that is not /home/user, and one Chrome debugging port for all",
+                    remedy="install bubblewrap and allow unprivileged user namespaces (in a container: "
+                    "--security-opt seccomp=unconfined), or keep this for a first try only",
                     fatal=self._tier_wanted == "bubblewrap",
                 )
             )
         return found
-
-    def _tier(self) -> Tier:
-        if self._tier_wanted == "process":
-            return "process"
-        fault = sandbox_fault()
-        if not fault:
-            return "bubblewrap"
-        if self._tier_wanted == "bubblewrap":
-            raise DesktopUnavailable(f"{fault}; allow user namespaces or choose the tier 'process'")
-        return "process"
 
     def _start(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str) -> DesktopRecord:
         """Under the lease's lock: the record of a desktop that is ready, or on its way."""
@@ -156,16 +142,21 @@ class LocalDesktopProvider:
         fatal = [problem for problem in packages.problems() if problem.fatal]
         if fatal:
             raise DesktopUnavailable("; ".join(f"{problem.message}. Run: {problem.remedy}" for problem in fatal))
-        tier = self._tier()
+        confinement = choose(self._tier_wanted, self._root, int(folder.name, 16))
+        if self._tier_wanted == "bubblewrap" and confinement.tier != "bubblewrap":
+            raise DesktopUnavailable(f"{confinement.fault}; allow user namespaces or choose the tier 'process'")
         layout = Layout(
             desktop=folder,
             guest=assets.guest_server(self._root),
             guest_python=assets.guest_python(self._root),
             programs=assets.programs(self._root),
-            chrome=assets.chrome(self._root),
+            chrome=assets.chrome(self._root, confinement.tier),
         )
         now = datetime.now(UTC)
-        folder.mkdir(parents=True, mode=0o700)
+        for parent in (self._root, folder.parent):
+            # Others may pass through, not look around: a desktop has a user id of its own.
+            parent.chmod(0o711)
+        folder.mkdir(mode=0o711)
         record = DesktopRecord(
             lease_id=lease_id,
             provider=self.name,
@@ -183,7 +174,7 @@ class LocalDesktopProvider:
             width=spec.width,
             height=spec.height,
             image_identity=identity,
-            tier=tier,
+            tier=confinement.tier,
             marker=secrets.token_hex(16),
             created_at=now,
             expires_at=now + self._lease_ttl,
@@ -194,30 +185,34 @@ class LocalDesktopProvider:
         home.fill_etc(folder / "etc", record.marker)
         for name in ("sock", "ledger", "log", "run", "tmp"):
             (folder / name).mkdir(mode=0o700)
-        self._spawn(record, layout, tier)
+        for name in ("home", "etc", "sock", "ledger", "log", "run", "tmp"):
+            confinement.own(folder / name)
+        self._spawn(record, layout, confinement)
         return record
 
-    def _spawn(self, record: DesktopRecord, layout: Layout, tier: Tier) -> None:
+    def _spawn(self, record: DesktopRecord, layout: Layout, confinement: Confinement) -> None:
         network = record.spec.network
+        seen = layout.moved(lambda path: confinement.seen(path, self._root))
         settings = session_settings(
-            tier, layout, width=record.width, height=record.height, network=network, marker=record.marker
+            confinement.tier, seen, width=record.width, height=record.height, network=network, marker=record.marker
         )
+        words = confinement.around(command(confinement.tier, seen, settings, network=network), self._root)
         reader, writer = os.pipe()
         os.write(writer, record.token.get_secret_value().encode())
         os.close(writer)
         try:
             with (record.state_dir / "log" / "session.log").open("ab") as log:
-                # `setsid --fork` leaves the desktop to process 1, so that it is nobody's child and outlives the worker.
+                # `setsid --fork` leaves the desktop to process 1: it is nobody's child and outlives the worker.
                 subprocess.run(
-                    ["setsid", "--fork", "sh", "-c", 'exec 3<&"$0"; exec "$@"', str(reader), *command(tier, layout, settings, network=network)],
-                    env=environment(tier, layout),
+                    ["setsid", "--fork", "sh", "-c", 'exec 3<&"$0"; exec "$@"', str(reader), *words],
+                    env=environment(confinement.tier, seen),
                     cwd="/",
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     pass_fds=[reader],
                     check=True,
-                )  # fmt: skip
+                )
         except (OSError, subprocess.CalledProcessError) as error:
             raise DesktopUnavailable(f"the desktop's first process cannot be started: {error}") from error
         finally:

@@ -19,6 +19,8 @@ from osworld_rollouts.desktops.local.sandbox import PYTHON, python_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from osworld_rollouts.desktops.local.confinement import Tier
+
 FOLDER = Path(__file__).parent
 GUEST = FOLDER.parent.parent / "guest"
 REQUIREMENTS = FOLDER / "guest-requirements.txt"
@@ -73,20 +75,29 @@ def programs(root: Path) -> Path:
     return _made_once(root / f"programs-{tree_digest(PROGRAMS)[:12]}", make)
 
 
-def chrome(root: Path) -> Path:
-    """Chromium's folder with a browser program called `chrome`, so that the tasks' `pkill chrome` finds it.
+def chrome(root: Path, tier: Tier) -> Path:
+    """Chromium's folder with a browser program called `chrome`, so that the tasks' `pkill chrome` finds every process of it.
 
-    Chromium starts its children by its own resolved path, so a symbolic link would not do: in the sandbox the program itself is
-    bound over the empty file.
+    Chromium starts its children by its own resolved path, so a symbolic link would not do. In the sandbox the program is bound over an
+    empty file; plain processes get a hard link, or a copy (300 MB, once) where the file system allows none.
     """
 
     def make(target: Path) -> None:
-        for entry in CHROMIUM.iterdir() if CHROMIUM.is_dir() else ():
-            (target / entry.name).symlink_to(entry)
-        (target / "chrome").touch(mode=0o755)
+        if not CHROMIUM.is_dir():
+            return
+        for entry in CHROMIUM.iterdir():
+            if entry.name != "chromium":
+                (target / entry.name).symlink_to(entry)
+        if tier == "bubblewrap":
+            (target / "chrome").touch(mode=0o755)
+            return
+        try:
+            (target / "chrome").hardlink_to(CHROMIUM / "chromium")
+        except OSError:
+            shutil.copy2(CHROMIUM / "chromium", target / "chrome")
 
-    names = sorted(entry.name for entry in CHROMIUM.iterdir()) if CHROMIUM.is_dir() else []
-    return _made_once(root / f"chrome-{hashlib.sha256(repr(names).encode()).hexdigest()[:12]}", make)
+    files = sorted((entry.name, entry.stat().st_mtime_ns) for entry in CHROMIUM.iterdir()) if CHROMIUM.is_dir() else []
+    return _made_once(root / f"chrome-{tier}-{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}", make)
 
 
 def _install_packages(target: Path) -> None:
@@ -119,13 +130,21 @@ def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
         if not target.is_dir():
             made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
             try:
-                made.chmod(0o755)
                 make(made)
+                _open_to_all(made)
                 made.rename(target)
             except BaseException:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
     return target
+
+
+def _open_to_all(folder: Path) -> None:
+    """Let every user read what is in `folder`, whatever the umask was: a desktop has a user id of its own."""
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        if (not path.is_symlink() and path.stat().st_nlink == 1) or path.is_dir():
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() or path.stat().st_mode & 0o100 else 0o444))
 
 
 @contextmanager

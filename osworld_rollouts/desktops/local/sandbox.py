@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-Tier = Literal["bubblewrap", "process"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from osworld_rollouts.desktops.local.confinement import Tier
 
 USER, UID = "user", 1000
 HOME = "/home/user"
@@ -70,6 +72,8 @@ ETC = [
     "xdg",
 ]
 """Entries of the host's /etc that programs need; the rest (accounts, keys, mounts) stays outside."""
+TMP_BYTES = str(4 * 2**30)
+"""Most that may lie in the desktop's /tmp, which is memory."""
 VAR = [
     "/var/cache/fontconfig",
     "/var/lib/libreoffice",
@@ -88,6 +92,10 @@ class Layout:
     guest_python: Path
     programs: Path
     chrome: Path
+
+    def moved(self, seen: Callable[[Path], Path]) -> Layout:
+        """The same pieces at the places `seen` gives."""
+        return Layout(**{name: seen(getattr(self, name)) for name in Layout.__dataclass_fields__})
 
 
 def session_settings(
@@ -139,7 +147,7 @@ def environment(tier: Tier, layout: Layout) -> dict[str, str]:
     }
     if not own:
         values["PYTHONPATH"] = str(layout.guest_python)
-        values["OSWORLD_CHROME_ROOT"] = str(layout.chrome)
+        values["OSWORLD_CHROME"] = str(layout.chrome / "chrome")
         values["OSWORLD_CHROME_FLAGS"] = "--no-sandbox --test-type"
         values["TMPDIR"] = str(layout.desktop / "tmp")
     return values
@@ -181,8 +189,23 @@ def command(tier: Tier, layout: Layout, settings: dict[str, Any], *, network: st
         *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *(() if network == "host" else ("--unshare-net",)),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "desktop", "--cap-drop", "ALL"),
+        *(word for name in ("/etc", "/opt") for word in ("--perms", "0755", "--dir", name)),
         *_system(),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--tmpfs", "/home"),  # noqa: S108 - the sandbox's own
+        *(
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--size",
+            TMP_BYTES,
+            "--tmpfs",
+            "/tmp",
+            "--tmpfs",
+            "/run",
+            "--tmpfs",
+            "/home",
+        ),
+        *(word for name in ("/run/guest", "/run/user") for word in ("--perms", "0755", "--dir", name)),
         *("--perms", "0700", "--dir", f"/run/user/{UID}"),
         *bound,
         *("--chdir", HOME, "--clearenv", *variables, "--as-pid-1", "--"),
@@ -211,15 +234,3 @@ def python_version() -> str:
     """Name of the folder of Debian's own Python below /usr/local/lib, such as `python3.11`."""
     asked = [PYTHON, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@functools.cache
-def sandbox_fault() -> str:
-    """Why bubblewrap cannot be used on this machine, or an empty string."""
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
-    probe = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--uid", str(UID), "--ro-bind", "/", "/"]
-    done = subprocess.run(
-        [*probe, "--proc", "/proc", "--dev", "/dev", "true"], capture_output=True, text=True, check=False
-    )
-    return "" if done.returncode == 0 else f"bwrap cannot make a sandbox here: {done.stderr.strip()}"
