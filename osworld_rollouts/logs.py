@@ -47,7 +47,7 @@ _SECRET_TEXT = re.compile(
     | \b (?: sk | pk | rk ) - [A-Za-z0-9_\-]{8,}          # OpenAI, Anthropic, Stripe style keys
     | \b gh[opsur]_[A-Za-z0-9]{20,} | \b hf_[A-Za-z0-9]{20,} | \b AKIA[0-9A-Z]{16}\b
     | \b eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+   # JSON web tokens
-    | (?P<name> ["']? \b (?:[a-z0-9_\-]*[_\-])? (?:authorization|api[_-]?key|token|secret|password)\b ["']? \s* [=:] \s* ) ["']? (?!\[redacted) [^\s"'&,;}\])]{4,}
+    | (?P<name> ["']? \b (?:[a-z0-9_\-]*[_\-])? (?:authorization|api[_-]?key|token|secret|password)\b ["']? \s* [=:] \s* (?: ["']? (?:bearer|basic)\s+ )? ) ["']? (?!\[redacted) [^\s"'&,;}\])]{4,}
     | (?P<user> \b [a-z][a-z0-9+.\-]*:// [^\s/:@]+ : ) [^\s/@]+ (?=@)
     """
 )
