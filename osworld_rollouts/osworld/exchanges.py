@@ -94,7 +94,9 @@ class Exchange:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready, without what is empty."""
         record = {name: value for name, value in asdict(self).items() if name != "_json"}
-        return {name: value for name, value in record.items() if value not in (None, "", False)}
+        return {
+            name: value for name, value in record.items() if value is not None and value is not False and value != ""
+        }
 
 
 def request_text(content_type: str, body: bytes) -> str:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from osworld_rollouts.desktops._provider import DesktopRecord
+
 
 class FailureKind(StrEnum):
     """Why a job gave no result."""
@@ -57,6 +59,13 @@ class GuestEndpoint:
     def __post_init__(self) -> None:
         if (self.server_socket is None) == (self.host is None):
             raise ValueError("a guest endpoint is either unix sockets or a host with ports: give server_socket or host")
+
+    @classmethod
+    def of(cls, record: DesktopRecord) -> GuestEndpoint:
+        """The services of a desktop of this host."""
+        ends = record.endpoints
+        token = record.token.get_secret_value()
+        return cls(server_socket=ends.server, chromium_socket=ends.chromium, vlc_socket=ends.vlc, token=token)
 
 
 @dataclass(frozen=True, slots=True)

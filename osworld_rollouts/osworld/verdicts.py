@@ -90,6 +90,8 @@ def at_once(phase: Phase, exchange: Exchange) -> Verdict | None:
         return Verdict(FailureKind.REFUSED, f"the guest refused {what}: {exchange.output}", exchange)
     if exchange.error_type in {"operation_interrupted", "operation_unknown"}:
         return Verdict(FailureKind.INDETERMINATE, f"{what}: {exchange.output}", exchange)
+    if exchange.error_type == "operation_running":
+        return Verdict(FailureKind.TIMEOUT, f"{what}: {exchange.output}", exchange)
     if exchange.status == 507:
         return Verdict(FailureKind.UNREACHABLE, f"{what}: {exchange.output}", exchange)
     if phase is Phase.EVALUATE and exchange.status >= 500:
