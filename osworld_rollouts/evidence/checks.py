@@ -50,6 +50,7 @@ class Violation(StrEnum):
     VISION_TEXT_IN_PROMPT = "vision_text_in_prompt"
     SERVED_MODEL_DIFFERS = "served_model_differs"
     WEIGHTS_CHANGED = "weights_changed"
+    SERVER_CHANGED = "server_changed"
     PROFILE_MISSING = "profile_missing"
 
 
@@ -103,6 +104,14 @@ def check_call(
     if profile is None:
         checked.add(Violation.PROFILE_MISSING, "the server was not probed: image runs and end tokens cannot be checked")
     else:
+        if (
+            None not in {reply.system_fingerprint, profile.system_fingerprint}
+            and reply.system_fingerprint != profile.system_fingerprint
+        ):
+            checked.add(
+                Violation.SERVER_CHANGED,
+                f"fingerprint {reply.system_fingerprint}, {profile.system_fingerprint} when probed: the server runs with other options",
+            )
         _check_images(reply, image_sizes, profile, checked)
         _check_vision_tokens(reply, body, profile, checked)
     return checked
@@ -184,10 +193,13 @@ def _check_logprobs(reply: Reply, body: Mapping[str, Any], profile: ServerProfil
             )
             break
     changed = reshapes_distribution(body)
-    if profile is not None and changed and profile.logprobs_mode != "processed":
+    mode = "unknown" if profile is None else profile.logprobs_mode
+    if mode == "tempered":
+        changed = [item for item in changed if not item.startswith("temperature ")]
+    if profile is not None and changed and mode != "processed":
         checked.add(
             Violation.LOGPROBS_NOT_OF_POLICY,
-            f"{', '.join(changed)}: the server's log probabilities are {profile.logprobs_mode}, not those of the distribution sampled from",
+            f"{', '.join(changed)}: the server's log probabilities are {mode}, not those of the distribution sampled from",
         )
 
 

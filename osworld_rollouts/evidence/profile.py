@@ -8,7 +8,7 @@ from pydantic import Field
 
 from osworld_rollouts.contracts._base import Contract
 
-LogprobsMode = Literal["processed", "raw", "unknown"]
+LogprobsMode = Literal["processed", "tempered", "raw", "unknown"]
 ServerKind = Literal["vllm", "sglang", "openai-compatible"]
 
 
@@ -26,7 +26,8 @@ class ServerProfile(Contract):
 
     `image_token` is the id that stands for a piece of an image, `image_before` and `image_after` the ids around an image's run
     (None where there is none), `end_tokens` the ids with which a reply ends. `logprobs_mode` is `processed` when log
-    probabilities are those of the distribution that was sampled from, `raw` when they ignore temperature and truncation.
+    probabilities are those of the distribution that was sampled from, `tempered` when they know the temperature and not the
+    truncation (top_p, top_k), `raw` when they know neither.
     """
 
     schema_version: Literal[1] = 1

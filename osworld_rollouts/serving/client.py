@@ -206,6 +206,22 @@ async def post(
     return reply
 
 
+async def get_json(url: str, *, base_url: str, api_key: str | None, timeout_s: float = 10) -> Any:
+    """The JSON behind a GET of the same server; None when there is none. Raises ModelCallError when nobody answers there."""
+    import openai  # noqa: PLC0415 - as above
+
+    headers: dict[str, Any] = {} if api_key else {"Authorization": openai.Omit()}
+    options: Any = {"headers": headers, "timeout": timeout_s, "max_retries": 0, "follow_redirects": False}
+    try:
+        return await shared_client(base_url, api_key).get(url, cast_to=object, options=options)
+    except openai.APIStatusError:
+        return None
+    except (openai.APIConnectionError, openai.APITimeoutError) as error:
+        raise _unreachable(url, error.__cause__ or error) from None
+    except (openai.OpenAIError, ValueError):
+        return None
+
+
 def status_error(status: int, body: bytes, headers: dict[str, str], url: str, api_key: str | None) -> ModelCallError:
     """The error that a non-200 reply amounts to."""
     said = redact(_message(body), api_key)

@@ -153,6 +153,22 @@ def test_images_whose_rows_are_separate_runs_are_held_against_their_sum(tiny):
     }
 
 
+def test_a_server_started_again_with_other_options(tiny):
+    probed = tiny.model_copy(update={"system_fingerprint": "vllm-0.32.0-aa"})
+    assert check_call(reply(system_fingerprint="vllm-0.32.0-aa"), BODY, [(560, 336)], probed).violations == {}
+    assert set(check_call(reply(system_fingerprint="vllm-0.32.0-bb"), BODY, [(560, 336)], probed).violations) == {
+        "server_changed"
+    }
+
+
+def test_tempered_logprobs_know_the_temperature_and_nothing_else(tiny):
+    tempered = tiny.model_copy(update={"logprobs_mode": "tempered"})
+    assert check_call(reply(), {**BODY, "temperature": 0.6}, [(560, 336)], tempered).violations == {}
+    assert set(check_call(reply(), {**BODY, "top_p": 0.6}, [(560, 336)], tempered).violations) == {
+        "logprobs_not_of_policy"
+    }
+
+
 def test_runs():
     assert image_runs([4, 9, 9, 4, 9], 9) == ((1, 2), (4, 1))
     assert image_runs((), 9) == ()
