@@ -12,11 +12,15 @@ import time
 
 import pyautogui
 from Xlib import X
+from Xlib.error import XError
 from Xlib.ext.xtest import fake_input
+from Xlib.protocol.event import ClientMessage
 
 x11 = pyautogui.platformModule
-LEND_S = 0.2  # for programs to finish what was typed and to notice that a key code has changed
+ANSWER_S = 3.0  # longest wait for a program to say that it has handled its input
+QUIET_S = 0.3  # what a program is given that does not say so, and 0.02 for each changed key code
 CHARACTER_S = 0.002  # between characters
+KEY_S, WIDE_S = 0.04, 0.25  # in LibreOffice between text and keys, and around characters outside the basic plane
 UNICODE = 0x01000000  # the keysym of a code point is this plus the code point (X11 protocol, appendix A)
 REPORTED = 3  # exit code: everything else was done, but not this
 untypable, unknown_keys = [], []
@@ -33,6 +37,52 @@ def keysym(character):
     return None if nobody else UNICODE + code
 
 
+def path(symbol):
+    """Which way a program takes a symbol in: as a key, as a character outside the basic plane, or as any other character."""
+    return "key" if 0xFF00 <= symbol <= 0xFFFF else "wide" if symbol > UNICODE + 0xFFFF else "text"
+
+
+def focused():
+    """The focused program's main window if it answers a _NET_WM_PING (EWMH), else None."""
+    root, ping = x11._display.screen().root, x11._display.intern_atom("_NET_WM_PING")
+    try:
+        window = x11._display.get_input_focus().focus
+        while getattr(window, "id", root.id) != root.id:
+            if ping in window.get_wm_protocols():
+                return window
+            window = window.query_tree().parent
+    except XError:  # it closed while we looked
+        pass
+    return None
+
+
+def caught_up(changes=0):
+    """Wait until the focused program has handled all input so far, which is when it answers a ping."""
+    display, window = x11._display, focused()
+    if window is None:
+        time.sleep(QUIET_S + 0.02 * changes)
+        return
+    root, until, token = display.screen().root, time.monotonic() + ANSWER_S, time.monotonic_ns() & 0x7FFFFFFF
+    question = (32, [display.intern_atom("_NET_WM_PING"), X.CurrentTime, window.id, token, 0])
+    root.change_attributes(event_mask=X.SubstructureNotifyMask)
+    window.send_event(ClientMessage(window=window, client_type=display.intern_atom("WM_PROTOCOLS"), data=question))
+    answered = False
+    while not answered and time.monotonic() < until:
+        events = [display.next_event() for _ in range(display.pending_events())]
+        answered = any(event.type == X.ClientMessage and event.data[1][3] == token for event in events)
+        time.sleep(0.005)
+    root.change_attributes(event_mask=0)
+    display.sync()
+
+
+def changes_path(before, symbol):
+    """Wait before a symbol that LibreOffice takes in another way than the one before, where the two may overtake each other."""
+    ways = ["key" if 0xFF00 <= it <= 0xFFFF else "wide" if it > UNICODE + 0xFFFF else "text" for it in (before, symbol)]
+    if ways[0] != ways[1]:
+        caught_up()
+        time.sleep(WIDE_S if "wide" in ways else KEY_S)
+
+
 class Keyboard:
     """Keysyms to (key code, needs Shift) on the current layout, and the spare codes that can be lent."""
 
@@ -43,7 +93,7 @@ class Keyboard:
         for code, row in enumerate(rows, info.min_keycode):
             if not any(row):
                 free.append(code)
-            elif all(symbol == 0 or symbol > UNICODE for symbol in row):
+            elif all(symbol == 0 or UNICODE < symbol <= UNICODE + 0x10FFFF for symbol in row):
                 self.lent.setdefault(row[0], code)
             else:
                 for level, symbol in enumerate(row[:2]):
@@ -57,13 +107,13 @@ class Keyboard:
             return
         busy = {self.lent[symbol] for symbol in symbols if symbol in self.lent}
         codes = [code for code in self.spare if code not in busy]
-        time.sleep(LEND_S)
+        caught_up()
         for symbol, code in zip(missing, codes):
             x11._display.change_keyboard_mapping(code, [(symbol, symbol)])
             self.lent = {other: used for other, used in self.lent.items() if used != code}
             self.lent[symbol] = code
         x11._display.sync()
-        time.sleep(LEND_S)
+        caught_up(len(missing))
 
     def tap(self, symbol):
         """Press and release the key of a symbol that has one, undoing Caps Lock for letters."""
@@ -92,6 +142,9 @@ def type_text(text, interval=0.0, controls="\n\t"):
             untypable.append({"position": position, "character": "U+%04X" % ord(character)})
         else:
             todo.append(symbol)
+    window = focused()
+    careful = window is None or "office" in "".join(window.get_wm_class() or ()).lower()
+    last = todo[0] if todo else 0
     while todo:
         needed, end = [], 0
         for symbol in todo:
@@ -102,7 +155,10 @@ def type_text(text, interval=0.0, controls="\n\t"):
             end += 1
         keyboard.lend(needed)
         for symbol in todo[:end]:
+            if careful:
+                changes_path(last, symbol)
             keyboard.tap(symbol)
+            last = symbol
             time.sleep(max(interval, CHARACTER_S))
         todo = todo[end:]
 
