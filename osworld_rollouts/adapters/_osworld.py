@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from osworld_rollouts.adapters._chat import Chat
 from osworld_rollouts.adapters._contract import Options
+from osworld_rollouts.adapters.accessibility import numbered
 from osworld_rollouts.contracts.model import ObservationNeeds, PastTurn, PromptInput, View
 from osworld_rollouts.contracts.request import History, Sampling
 
@@ -111,6 +112,8 @@ def _with_error(text: str, before: PastTurn | None, options: OSWorldOptions) -> 
 
 def _turn_text(view: View, options: OSWorldOptions) -> str:
     tree = view.accessibility_tree or ""
+    if tree and options.observation == "som":
+        tree = numbered(tree)
     if len(tree) > options.tree_max_chars:
         tree = tree[: options.tree_max_chars] + TRIMMED
     return TURN[options.observation].replace("{tree}", tree)
