@@ -59,8 +59,8 @@ class Output:
 
 def make_table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]], *, right: Iterable[str] = ()) -> Table:
     """A table without frames: what is read is the content."""
-    numbers = set(right)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+    columns, numbers = tuple(columns), set(right)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim", show_header=any(columns))
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=number == 0)
     for row in rows:

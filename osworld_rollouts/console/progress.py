@@ -39,6 +39,7 @@ _PHASES = {
     "turns": "working",
     "model": "the model thinks",
     "acting": "acting",
+    "recovering": "asking the guest what landed",
     "post-steps": "closing what is open",
     "evaluating": "OSWorld's evaluator looks",
     "teardown": "removing the desktop",
@@ -50,11 +51,10 @@ _PHASES = {
 class LiveProgress:
     """A display that refreshes itself from the server while the `async with` lasts. Plain lines where there is no terminal."""
 
-    def __init__(self, client: Client, console: Console, *, campaign: str, progress: Progress, max_turns: int) -> None:
+    def __init__(self, client: Client, console: Console, *, campaign: str, progress: Progress) -> None:
         self._client = client
         self._console = console
         self._campaign = campaign
-        self._max_turns = max_turns
         self._progress = progress
         self._rows: list[RolloutRow] = []
         self._views: dict[str, ExecutionView] = {}

@@ -90,9 +90,7 @@ async def _submit(requests: Sequence[RolloutRequest], *, wait: bool, in_flight: 
         progress = await submit_all(client, settings, requests, wait=False)
         report(requests, progress, Links.of(settings), out)
         return ExitCode.OK
-    live = LiveProgress(
-        client, out.errors, campaign=requests[0].campaign_id, progress=progress, max_turns=requests[0].rollout.max_turns
-    )
+    live = LiveProgress(client, out.errors, campaign=requests[0].campaign_id, progress=progress)
     if out.as_json:
         progress = await submit_all(client, settings, requests, wait=True, in_flight=in_flight)
     else:

@@ -50,7 +50,9 @@ def view(rollout: str = "", /, *, export: Path | None = None, port: int | None =
     out.line(url)
 
     def end(_number: int, _frame: object) -> None:
-        threading.Thread(target=server.shutdown).start()  # shutdown waits for serve_forever, which this handler interrupts
+        threading.Thread(
+            target=server.shutdown
+        ).start()  # shutdown waits for serve_forever, which this handler interrupts
 
     signal.signal(signal.SIGTERM, end)
     try:

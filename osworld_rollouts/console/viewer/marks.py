@@ -105,7 +105,13 @@ def _mark_code(pointer: _Pointer, number: int, code: str) -> None:
     for call in _calls(code):
         if isinstance(call.func, ast.Attribute):
             values = [_literal(item) for item in call.args]
-            _mark_call(pointer, number, call.func.attr, values, {item.arg: _literal(item.value) for item in call.keywords if item.arg})
+            _mark_call(
+                pointer,
+                number,
+                call.func.attr,
+                values,
+                {item.arg: _literal(item.value) for item in call.keywords if item.arg},
+            )
 
 
 def _calls(code: str) -> list[ast.Call]:
@@ -116,7 +122,11 @@ def _calls(code: str) -> list[ast.Call]:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_pyautogui(node.func.value)]
+    calls = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_pyautogui(node.func.value)
+    ]
     return sorted(calls, key=lambda node: (node.lineno, node.col_offset))[:_MAX_CALLS]
 
 
