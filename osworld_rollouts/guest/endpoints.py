@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files, wallpaper
 from .accessibility import TreeReader
-from .execute import CommandTimeout, Outcome, parse_command, run_command
+from .execute import CommandTimeout, Outcome, parse_command, run_command, start_in_background
 from .forkserver import ForkServer, ForkServerDied, ForkServerUnavailable, python_code
 from .readiness import Readiness
 from .recording import Recorder
@@ -195,17 +194,9 @@ class Endpoints:
     def _launch(self, request: Request, _timeout: float) -> Reply:
         command, shell = parse_command(request.json_object())
         try:
-            process = subprocess.Popen(
-                command,
-                shell=shell,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            start_in_background(command, shell=shell)
         except OSError as error:
             raise ApiError(500, "command_not_started", f"{command!r} could not be started: {error}") from error
-        threading.Thread(target=process.wait, name="launched", daemon=True).start()
         return Reply.text(f"{command if shell else ' '.join(command)} launched successfully")
 
     def _download(self, request: Request, _timeout: float) -> Reply:
@@ -218,16 +209,14 @@ class Endpoints:
             raise ApiError(400, "bad_request", "path is required")
         path = Path(files.expand(name))
         if path.exists():
-            command, titles = ["xdg-open", str(path)], [path.name, path.stem]
+            command = ["xdg-open", str(path)]
         elif shutil.which(name):
-            command, titles = [name], [name]
+            command = [name]
         else:
             raise ApiError(404, "file_not_found", f"there is no file or program {name}")
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        start_in_background(command)
         wait = OPEN_TIMEOUT_S if "X-Operation-Timeout" not in request.headers else timeout
-        window = self.windows.wait_for(
-            lambda: next((w for w in self.windows.all() if any(title in w.title for title in titles)), None), wait
-        )
+        window = self.windows.wait_for(lambda: self.windows.showing(path), wait)
         if window is None:
             raise ApiError(500, "window_not_found", f"no window with {path.name!r} in its title within {wait:g} s")
         self.windows.activate(window)

@@ -108,6 +108,23 @@ def run_command(
     return outcome
 
 
+def start_in_background(command: list[str] | str, *, shell: bool = False) -> None:
+    """Start a program that goes on by itself; its output is dropped.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    process = subprocess.Popen(
+        command,
+        shell=shell,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, name="background", daemon=True).start()
+
+
 def collect(pipes: list[int], exited: int, timeout: float, kill: Callable[[], None]) -> tuple[list[str], bool]:
     """Read `pipes` until the descriptor `exited` becomes readable, then until their end or `GRACE_S` later.
 

@@ -12,7 +12,6 @@ import os
 import shutil
 import socketserver
 import sys
-import tempfile
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,17 +35,17 @@ RELAYS = {"9222.sock": 9222, "8080.sock": 8080}
 class Guest:
     """Everything behind the sockets: authorization, ledger, endpoints."""
 
-    def __init__(self, ledger: Ledger, token: str | None) -> None:
+    def __init__(self, ledger: Ledger, token: str | None, spool: Path) -> None:
         self._ledger = ledger
         self._token = token
         self.endpoints = Endpoints()
-        self.spool = tempfile.mkdtemp(prefix="guest-spool-")
+        self._spool = spool
 
     def handle(self, request: Request, stream: Any) -> Reply:
         """Answer one request; an error becomes its structured reply."""
         try:
             self._authorize(request)
-            request.read_body(stream, self.spool)
+            request.read_body(stream, self._spool)
             if request.path == "/operations" and request.method == "GET":
                 return Reply.json({"operations": [self._public(op) for op in self._ledger.all()]})
             if request.path.startswith("/operations/") and request.method == "GET":
@@ -269,7 +268,11 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     token = sys.stdin.readline().strip() or None if options.token_stdin else None
     hide_from_same_user()
-    guest = Guest(Ledger(options.ledger), token)
+    ledger = Ledger(options.ledger)
+    spool = options.ledger / "spool"
+    shutil.rmtree(spool, ignore_errors=True)
+    spool.mkdir()
+    guest = Guest(ledger, token, spool)
     servers: list[Any] = []
     if options.sockets is not None:
         path = options.sockets / "server.sock"
@@ -284,10 +287,6 @@ def main() -> int:
         server.guest = guest
         threading.Thread(target=server.serve_forever, name="accept", daemon=True).start()
     guest.endpoints.warm_up()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        shutil.rmtree(guest.spool, ignore_errors=True)
     return 0

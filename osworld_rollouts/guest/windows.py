@@ -7,6 +7,7 @@ OSWorld's server calls: a part of the title in any case, or with `strict` the wh
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from .wire import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 POLL_S = 0.1
+_NOT_APPLICATIONS = ("_NET_WM_WINDOW_TYPE_DOCK", "_NET_WM_WINDOW_TYPE_DESKTOP", "_NET_WM_WINDOW_TYPE_SPLASH")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,13 @@ class Windows:
             if text == name if strict else name.lower() in text.lower():
                 return window
         return None
+
+    def showing(self, path: Path) -> Window | None:
+        """The application window whose title names this file, with or without its ending, or None."""
+        # A whole word, and no panel or background: `t.csv` is not shown by the window "Desktop", nor `n.pdf` by "n.txt".
+        names = [re.compile(rf"(?<!\w){re.escape(name)}(?!\.?\w)") for name in (path.name, path.stem) if name]
+        windows = [window for window in self.all() if window.kind not in _NOT_APPLICATIONS]
+        return next((window for name in names for window in windows if name.search(window.title)), None)
 
     def wait_for(self, match: Callable[[], Window | None], timeout: float) -> Window | None:
         """Ask `match` again and again until it finds a window or `timeout` seconds are over."""

@@ -74,8 +74,8 @@ class Request:
         self.form: dict[str, str] = {}
         self.files: dict[str, Upload] = {}
 
-    def read_body(self, stream: IO[bytes], spool_dir: str) -> None:
-        """Read the whole body from `stream`; multipart files are spooled into `spool_dir`.
+    def read_body(self, stream: IO[bytes], spool: Path) -> None:
+        """Read the whole body from `stream`; multipart files are spooled into `spool`.
 
         Raises:
             ApiError: 400 for a malformed body, 413 for one larger than `MAX_MEMORY_BODY` (multipart is not limited).
@@ -83,7 +83,7 @@ class Request:
         content_type = self.headers.get("Content-Type", "")
         body = BodyReader(stream, self.headers)
         if content_type.lower().startswith("multipart/form-data"):
-            MultipartReader(body, content_type, spool_dir).read(self.form, self.files)
+            MultipartReader(body, content_type, spool).read(self.form, self.files)
             return
         self.body = body.read_all(MAX_MEMORY_BODY)
         if content_type.lower().startswith("application/x-www-form-urlencoded"):
@@ -162,14 +162,14 @@ class BodyReader:
 class MultipartReader:
     """A streaming parser of multipart/form-data (RFC 7578): fields into memory, files onto disk."""
 
-    def __init__(self, body: BodyReader, content_type: str, spool_dir: str) -> None:
+    def __init__(self, body: BodyReader, content_type: str, spool: Path) -> None:
         match = re.search(r'boundary="?([^";]+)"?', content_type)
         if match is None:
             raise ApiError(400, "bad_request", "multipart body without a boundary")
         self._body = body
         self._delimiter = b"\r\n--" + match.group(1).encode()
         self._buffer = b"\r\n"
-        self._spool_dir = spool_dir
+        self._spool = spool
 
     def read(self, form: dict[str, str], files: dict[str, Upload]) -> None:
         """Fill `form` and `files`."""
@@ -184,7 +184,7 @@ class MultipartReader:
                     value.seek(0)
                     form[name or ""] = value.read().decode("utf-8", "replace")
             else:
-                handle, path = tempfile.mkstemp(prefix="upload-", dir=self._spool_dir)
+                handle, path = tempfile.mkstemp(prefix="upload-", dir=self._spool)
                 files[name or ""] = Upload(filename, Path(path), 0)
                 with os.fdopen(handle, "wb") as target:
                     self._part(target)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -143,8 +144,10 @@ def _open_to_all(folder: Path) -> None:
     """Let every user read what is in `folder`, whatever the umask was: a desktop has a user id of its own."""
     folder.chmod(0o755)
     for path in folder.rglob("*"):
-        if (not path.is_symlink() and path.stat().st_nlink == 1) or path.is_dir():
-            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() or path.stat().st_mode & 0o100 else 0o444))
+        kind = path.lstat()
+        if stat.S_ISDIR(kind.st_mode) or (stat.S_ISREG(kind.st_mode) and kind.st_nlink == 1):
+            passable = stat.S_ISDIR(kind.st_mode) or kind.st_mode & 0o100
+            path.chmod(kind.st_mode | (0o555 if passable else 0o444))
 
 
 @contextmanager

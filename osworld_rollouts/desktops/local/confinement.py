@@ -17,7 +17,7 @@ from typing import Literal
 
 Tier = Literal["bubblewrap", "process"]
 
-MAX_PROCESSES = 4096
+MAX_PROCESSES = 2048
 """Processes and threads of one desktop; Chromium and LibreOffice together use several hundred."""
 OOM_SCORE = 500
 """When memory runs out the kernel ends desktops before workers."""
