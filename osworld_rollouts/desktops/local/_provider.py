@@ -204,7 +204,7 @@ class LocalDesktopProvider:
             with (record.state_dir / "log" / "session.log").open("ab") as log:
                 # `setsid --fork` leaves the desktop to process 1: it is nobody's child and outlives the worker.
                 subprocess.run(
-                    ["setsid", "--fork", "sh", "-c", 'exec 3<&"$0"; exec "$@"', str(reader), *words],
+                    ["setsid", "--fork", "bash", "-c", 'exec 3<&"$0"; exec "$@"', str(reader), *words],
                     env=environment(confinement.tier, seen),
                     cwd="/",
                     stdin=subprocess.DEVNULL,
