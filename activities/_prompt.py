@@ -126,19 +126,17 @@ class PromptBuilder:
     def _view(
         self, observation: Observation, needs: ObservationNeeds, geometry: ImageGeometry, *, image: bool = True
     ) -> View:
-        from osworld_rollouts.adapters.images import accessibility_text, marks_of  # noqa: PLC0415 - needs XML and fonts
+        if not observation.accessibility_tree or not (needs.accessibility_tree or needs.set_of_marks):
+            return View(image=self._image(observation.screenshot, geometry, ()) if image and needs.screenshot else None)
+        from osworld_rollouts.adapters.images import accessibility_text, marks_of  # noqa: PLC0415 - XML, for few adapters
 
-        tree = None
-        if (needs.accessibility_tree or needs.set_of_marks) and observation.accessibility_tree:
-            tree = self._store.get(observation.accessibility_tree).decode("utf-8", "replace")
+        tree = self._store.get(observation.accessibility_tree).decode("utf-8", "replace")
         marks = (
-            marks_of(tree, observation.screenshot.width, observation.screenshot.height)
-            if needs.set_of_marks and tree
-            else ()
+            marks_of(tree, observation.screenshot.width, observation.screenshot.height) if needs.set_of_marks else ()
         )
         return View(
             image=self._image(observation.screenshot, geometry, marks) if image and needs.screenshot else None,
-            accessibility_tree=accessibility_text(tree) if tree else None,
+            accessibility_tree=accessibility_text(tree),
             marks=marks,
         )
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from temporalio import activity
 
+from activities._boundary import boundary
 from activities._execution import Executions
 from activities._failures import failure
-from activities._heartbeat import heartbeating
 from activities._observe import ObservationError, observe
 from activities._operate import Landed, operate, recorded, settled
-from activities.evidence import unavailable
 from osworld_rollouts.actions import guest_code
 from osworld_rollouts.contracts import steps
 from osworld_rollouts.contracts.desktop import Lease
@@ -24,9 +23,7 @@ from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.desktops._provider import DesktopError, DesktopLost, DesktopNotReady, DesktopUnavailable
 from osworld_rollouts.desktops.guest_client import GuestClient, GuestError, GuestUnreachable, Operation
 from osworld_rollouts.evidence import chain
-from osworld_rollouts.evidence.errors import EvidenceError, EvidenceUnavailable
 from osworld_rollouts.evidence.store import put_json
-from osworld_rollouts.logs import correlated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -55,23 +52,18 @@ class DesktopActivities:
         Raises:
             ApplicationError: desktop_unavailable, desktop_not_ready (both retried), desktop_lost.
         """
-        with correlated(execution_id=step.owner.execution_id, lease_id=step.lease_id):
-            async with heartbeating():
-                try:
-                    lease = await self._host.provision(step.spec, step.lease_id, step.owner, step.expires_after_s)
-                except DesktopLost as error:
-                    raise failure(OutcomeKind.DESKTOP_LOST, str(error), phase="provisioning") from error
-                except DesktopNotReady as error:
-                    raise failure(
-                        OutcomeKind.DESKTOP_NOT_READY, str(error), phase="provisioning", retry=True
-                    ) from error
-                except (DesktopUnavailable, DesktopError) as error:
-                    raise failure(
-                        OutcomeKind.DESKTOP_UNAVAILABLE, str(error), phase="provisioning", retry=True
-                    ) from error
-                except asyncio.CancelledError:
-                    await asyncio.shield(self._host.destroy(step.lease_id))
-                    raise
+        async with boundary("provisioning", execution_id=step.owner.execution_id, lease_id=step.lease_id):
+            try:
+                lease = await self._host.provision(step.spec, step.lease_id, step.owner, step.expires_after_s)
+            except DesktopLost as error:
+                raise failure(OutcomeKind.DESKTOP_LOST, str(error), phase="provisioning") from error
+            except DesktopNotReady as error:
+                raise failure(OutcomeKind.DESKTOP_NOT_READY, str(error), phase="provisioning", retry=True) from error
+            except (DesktopUnavailable, DesktopError) as error:
+                raise failure(OutcomeKind.DESKTOP_UNAVAILABLE, str(error), phase="provisioning", retry=True) from error
+            except asyncio.CancelledError:
+                await asyncio.shield(self._host.destroy(step.lease_id))
+                raise
             log.info("desktop ready", provider=lease.provider, tier=lease.tier)
             return lease
 
@@ -83,37 +75,39 @@ class DesktopActivities:
             ApplicationError: operation_unconfirmed (the workflow asks the guest), operation_refused, operation_indeterminate,
                 observation_failed, desktop_lost, desktop_unresponsive.
         """
-        with correlated(execution_id=step.execution_id, turn=step.turn, lease_id=step.lease_id):
-            async with heartbeating(), self._desktop(step, "acting") as (record, client):
-                facts = await asyncio.to_thread(self._executions.at, step.head)
-                actions = await asyncio.to_thread(self._actions, step.record)
-                settle = facts.request.rollout.settle
-                done: list[dict[str, Any]] = []
-                outcomes: list[steps.OperationOutcome] = []
-                for item in step.operations:
-                    landed, entry = await self._one(client, step, item, actions[item.action.index], settle)
-                    outcomes.append(landed.outcome)
-                    done.append(entry)
-                first = settle.min_s if step.operations else 0.0
-                observation = await observe(
-                    client,
-                    self._store,
-                    (record.width, record.height),
-                    settle,
-                    facts.needs,
-                    first_s=first,
-                    limit_s=settle.max_s,
-                )
-                written = OperationsRecord(
-                    **facts.place(step.execution_id),
-                    recorded_at=datetime.now(UTC),
-                    turn=step.turn,
-                    operations=tuple(done),
-                    outcomes=tuple(outcomes),
-                    observation=observation,
-                )
-                head = await asyncio.to_thread(chain.append, self._store, step.head, written)
-                return steps.Performed(head=head, outcomes=tuple(outcomes))
+        async with (
+            boundary("acting", execution_id=step.execution_id, turn=step.turn, lease_id=step.lease_id),
+            on_desktop(self._host, step, "acting") as (record, client),
+        ):
+            facts = await asyncio.to_thread(self._executions.at, step.head)
+            actions = await asyncio.to_thread(self._actions, step.record)
+            settle = facts.request.rollout.settle
+            done: list[dict[str, Any]] = []
+            outcomes: list[steps.OperationOutcome] = []
+            for item in step.operations:
+                landed, entry = await self._one(client, step, item, actions[item.action.index], settle)
+                outcomes.append(landed.outcome)
+                done.append(entry)
+            first = settle.min_s if step.operations else 0.0
+            observation = await observe(
+                client,
+                self._store,
+                (record.width, record.height),
+                settle,
+                facts.needs,
+                first_s=first,
+                limit_s=settle.max_s,
+            )
+            written = OperationsRecord(
+                **facts.place(step.execution_id),
+                recorded_at=datetime.now(UTC),
+                turn=step.turn,
+                operations=tuple(done),
+                outcomes=tuple(outcomes),
+                observation=observation,
+            )
+            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            return steps.Performed(head=head, outcomes=tuple(outcomes))
 
     async def _one(
         self, client: GuestClient, step: steps.PerformOperation, item: steps.Operation, action: Action, settle: Settle
@@ -166,22 +160,24 @@ class DesktopActivities:
         Raises:
             ApplicationError: desktop_lost or desktop_unresponsive when there is nobody to ask.
         """
-        with correlated(execution_id=step.execution_id, turn=step.turn, lease_id=step.lease_id):
-            async with heartbeating(), self._desktop(step, "recovering") as (_, client):
-                facts = await asyncio.to_thread(self._executions.at, step.head)
-                found = [await self._state(client, operation_id) for operation_id in step.operation_ids]
-                answers = await asyncio.to_thread(put_json, self._store, [answer for _, answer in found])
-                operations = tuple(item for item, _ in found)
-                written = RecoveryRecord(
-                    **facts.place(step.execution_id),
-                    recorded_at=datetime.now(UTC),
-                    turn=step.turn,
-                    operations=operations,
-                    answers=answers,
-                )
-                head = await asyncio.to_thread(chain.append, self._store, step.head, written)
-                log.info("recovered", states=[item.state for item in operations])
-                return steps.Recovered(head=head, operations=operations)
+        async with (
+            boundary("recovering", execution_id=step.execution_id, turn=step.turn, lease_id=step.lease_id),
+            on_desktop(self._host, step, "recovering") as (_, client),
+        ):
+            facts = await asyncio.to_thread(self._executions.at, step.head)
+            found = [await self._state(client, operation_id) for operation_id in step.operation_ids]
+            answers = await asyncio.to_thread(put_json, self._store, [answer for _, answer in found])
+            operations = tuple(item for item, _ in found)
+            written = RecoveryRecord(
+                **facts.place(step.execution_id),
+                recorded_at=datetime.now(UTC),
+                turn=step.turn,
+                operations=operations,
+                answers=answers,
+            )
+            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            log.info("recovered", states=[item.state for item in operations])
+            return steps.Recovered(head=head, operations=operations)
 
     async def _state(self, client: GuestClient, operation_id: str) -> tuple[steps.RecoveredOperation, dict[str, Any]]:
         limit = activity.info().start_to_close_timeout
@@ -216,15 +212,16 @@ class DesktopActivities:
     @activity.defn(name="renew_lease")
     async def renew_lease(self, lease_id: str) -> None:
         """Move the lease's expiry away from now."""
-        try:
-            await self._host.renew(lease_id)
-        except DesktopLost as error:
-            raise failure(OutcomeKind.DESKTOP_LOST, str(error), phase="paused") from error
+        async with boundary("paused", lease_id=lease_id):
+            try:
+                await self._host.renew(lease_id)
+            except DesktopLost as error:
+                raise failure(OutcomeKind.DESKTOP_LOST, str(error), phase="paused") from error
 
     @activity.defn(name="teardown_desktop")
     async def teardown_desktop(self, step: steps.TeardownDesktop) -> None:
         """Remove the desktop. Removing what is gone is a success; another attempt follows a failure."""
-        with correlated(lease_id=step.lease_id):
+        async with boundary("teardown", lease_id=step.lease_id):
             try:
                 await self._host.destroy(step.lease_id)
             except DesktopError as error:
@@ -240,11 +237,6 @@ class DesktopActivities:
                 OutcomeKind.INTERNAL_ERROR, f"record {sha256} is {record.kind}, not a model call", phase="acting"
             )
         return record.actions
-
-    @asynccontextmanager
-    async def _desktop(self, step: steps.OnDesktop, phase: str) -> AsyncGenerator[tuple[DesktopRecord, GuestClient]]:
-        async with on_desktop(self._host, step, phase) as found:
-            yield found
 
 
 @asynccontextmanager
@@ -266,7 +258,3 @@ async def on_desktop(
     except ObservationError as error:
         kind, message = await host.diagnose(step.lease_id, healthy=OutcomeKind.OBSERVATION_FAILED)
         raise failure(kind, f"{phase}: {message}: {error}", phase=phase) from error
-    except EvidenceUnavailable as error:
-        raise unavailable(error, phase) from error
-    except EvidenceError as error:
-        raise failure(OutcomeKind.EVIDENCE_UNAVAILABLE, str(error), phase=phase, remedy=error.remedy) from error

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from temporalio import activity
 
+from activities._boundary import boundary
 from activities._execution import ExecutionFacts, Executions
 from activities._failpoints import reach
 from activities._failures import failure
-from activities._heartbeat import heartbeating
 from activities._observe import observe
 from activities.desktop import on_desktop
 from osworld_rollouts.contracts import steps
@@ -23,7 +23,6 @@ from osworld_rollouts.contracts.evidence import DesktopPrepared, EvaluationRecor
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
-from osworld_rollouts.logs import correlated
 from osworld_rollouts.osworld.job import (
     EvaluationFailed,
     FailureKind,
@@ -64,52 +63,54 @@ class EvaluationActivities:
             ApplicationError: task_unsupported, prepare_failed, operation_indeterminate, operation_refused, desktop_lost,
                 desktop_unresponsive, observation_failed.
         """
-        with correlated(execution_id=step.execution_id, lease_id=step.lease_id):
-            async with heartbeating(), on_desktop(self._host, step, "preparing") as (record, client):
-                facts = await asyncio.to_thread(self._executions.at, step.head)
-                self._check(facts)
-                job = self._job(step, record, facts, "setup", step.first_seq, step.timeout_s)
-                reach("prepare-before-setup")
-                try:
-                    report = await self._evaluator.prepare(job, heartbeat=activity.heartbeat)
-                except PrepareFailed as error:
-                    raise await self._prepare_failure(error, step, "preparing") from error
-                reach("prepare-after-setup")
-                rollout = facts.request.rollout
-                observation = await observe(
-                    client,
-                    self._store,
-                    (record.width, record.height),
-                    rollout.settle,
-                    facts.needs,
-                    first_s=rollout.settle.min_s,
-                    limit_s=rollout.settle.after_setup_s,
-                )
-                lease = Lease(
-                    lease_id=record.lease_id,
-                    provider=record.provider,
-                    host_id=record.host_id,
-                    task_queue=activity.info().task_queue,
-                    fence=record.fence,
-                    width=record.width,
-                    height=record.height,
-                    image_identity=record.image_identity,
-                    tier=record.tier,
-                    created_at=record.created_at,
-                    expires_at=record.expires_at,
-                )
-                written = DesktopPrepared(
-                    **facts.place(step.execution_id),
-                    recorded_at=datetime.now(UTC),
-                    lease=lease,
-                    exchanges=await self._keep(report.exchanges, report.log, report.notes),
-                    steps=report.steps,
-                    observation=observation,
-                    evaluator=self._evaluator.identity(),
-                )
-                head = await asyncio.to_thread(chain.append, self._store, step.head, written)
-                log.info("task prepared", steps=report.steps, seconds=report.duration_ms / 1000)
-                return steps.Prepared(head=head, next_seq=report.next_seq, steps=report.steps)
+        async with (
+            boundary("preparing", execution_id=step.execution_id, lease_id=step.lease_id),
+            on_desktop(self._host, step, "preparing") as (record, client),
+        ):
+            facts = await asyncio.to_thread(self._executions.at, step.head)
+            self._check(facts)
+            job = self._job(step, record, facts, "setup", step.first_seq, step.timeout_s)
+            reach("prepare-before-setup")
+            try:
+                report = await self._evaluator.prepare(job, heartbeat=activity.heartbeat)
+            except PrepareFailed as error:
+                raise await self._prepare_failure(error, step, "preparing") from error
+            reach("prepare-after-setup")
+            rollout = facts.request.rollout
+            observation = await observe(
+                client,
+                self._store,
+                (record.width, record.height),
+                rollout.settle,
+                facts.needs,
+                first_s=rollout.settle.min_s,
+                limit_s=rollout.settle.after_setup_s,
+            )
+            lease = Lease(
+                lease_id=record.lease_id,
+                provider=record.provider,
+                host_id=record.host_id,
+                task_queue=activity.info().task_queue,
+                fence=record.fence,
+                width=record.width,
+                height=record.height,
+                image_identity=record.image_identity,
+                tier=record.tier,
+                created_at=record.created_at,
+                expires_at=record.expires_at,
+            )
+            written = DesktopPrepared(
+                **facts.place(step.execution_id),
+                recorded_at=datetime.now(UTC),
+                lease=lease,
+                exchanges=await self._keep(report.exchanges, report.log, report.notes),
+                steps=report.steps,
+                observation=observation,
+                evaluator=self._evaluator.identity(),
+            )
+            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            log.info("task prepared", steps=report.steps, seconds=report.duration_ms / 1000)
+            return steps.Prepared(head=head, next_seq=report.next_seq, steps=report.steps)
 
     @activity.defn(name="prepare_evaluation")
     async def prepare_evaluation(self, step: steps.PrepareEvaluation) -> steps.EvaluationPrepared:
@@ -118,25 +119,27 @@ class EvaluationActivities:
         Raises:
             ApplicationError: evaluation_failed, operation_indeterminate, operation_refused, desktop_lost, desktop_unresponsive.
         """
-        with correlated(execution_id=step.execution_id, lease_id=step.lease_id):
-            async with heartbeating(), on_desktop(self._host, step, "post-steps") as (record, _):
-                facts = await asyncio.to_thread(self._executions.at, step.head)
-                await asyncio.sleep(facts.request.rollout.settle.before_evaluation_s)
-                job = self._job(step, record, facts, "post", step.first_seq, step.timeout_s)
-                reach("post-before-steps")
-                try:
-                    report = await self._evaluator.post_steps(job, heartbeat=activity.heartbeat)
-                except PrepareFailed as error:
-                    raise await self._prepare_failure(error, step, "post-steps") from error
-                reach("post-after-steps")
-                written = PostStepsRecord(
-                    **facts.place(step.execution_id),
-                    recorded_at=datetime.now(UTC),
-                    steps=report.steps,
-                    exchanges=await self._keep(report.exchanges, report.log, report.notes),
-                )
-                head = await asyncio.to_thread(chain.append, self._store, step.head, written)
-                return steps.EvaluationPrepared(head=head, next_seq=report.next_seq, steps=report.steps)
+        async with (
+            boundary("post-steps", execution_id=step.execution_id, lease_id=step.lease_id),
+            on_desktop(self._host, step, "post-steps") as (record, _),
+        ):
+            facts = await asyncio.to_thread(self._executions.at, step.head)
+            await asyncio.sleep(facts.request.rollout.settle.before_evaluation_s)
+            job = self._job(step, record, facts, "post", step.first_seq, step.timeout_s)
+            reach("post-before-steps")
+            try:
+                report = await self._evaluator.post_steps(job, heartbeat=activity.heartbeat)
+            except PrepareFailed as error:
+                raise await self._prepare_failure(error, step, "post-steps") from error
+            reach("post-after-steps")
+            written = PostStepsRecord(
+                **facts.place(step.execution_id),
+                recorded_at=datetime.now(UTC),
+                steps=report.steps,
+                exchanges=await self._keep(report.exchanges, report.log, report.notes),
+            )
+            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            return steps.EvaluationPrepared(head=head, next_seq=report.next_seq, steps=report.steps)
 
     @activity.defn(name="evaluate")
     async def evaluate(self, step: steps.Evaluate) -> steps.Evaluated:
@@ -145,36 +148,38 @@ class EvaluationActivities:
         Raises:
             ApplicationError: evaluation_failed (retried), desktop_lost, desktop_unresponsive.
         """
-        with correlated(execution_id=step.execution_id, lease_id=step.lease_id):
-            async with heartbeating(), on_desktop(self._host, step, "evaluating") as (record, _):
-                facts = await asyncio.to_thread(self._executions.at, step.head)
-                job = self._job(step, record, facts, "evaluate", 0, step.timeout_s)
-                last_action = {"fail": "FAIL", "done": "DONE"}.get(step.last_action or "", step.last_action)
-                try:
-                    report = await self._evaluator.evaluate(job, last_action, heartbeat=activity.heartbeat)
-                except EvaluationFailed as error:
-                    raise await self._evaluation_failure(error, step) from error
-                files, left = await asyncio.to_thread(self._files, report.files)
-                written = EvaluationRecord(
-                    **facts.place(step.execution_id),
-                    recorded_at=datetime.now(UTC),
-                    score=report.score,
-                    last_action=last_action,
-                    exchanges=await self._keep(report.exchanges, report.log, (*report.notes, *left)),
-                    log=await asyncio.to_thread(self._store.put, report.log),
-                    files=files,
-                    duration_ms=report.duration_ms,
-                    evaluator=self._evaluator.identity(),
-                )
-                head = await asyncio.to_thread(chain.append, self._store, step.head, written)
-                log.info("evaluated", score=report.score, seconds=report.duration_ms / 1000)
-                return steps.Evaluated(head=head, score=report.score, duration_ms=report.duration_ms)
+        async with (
+            boundary("evaluating", execution_id=step.execution_id, lease_id=step.lease_id),
+            on_desktop(self._host, step, "evaluating") as (record, _),
+        ):
+            facts = await asyncio.to_thread(self._executions.at, step.head)
+            job = self._job(step, record, facts, "evaluate", 0, step.timeout_s)
+            last_action = {"fail": "FAIL", "done": "DONE"}.get(step.last_action or "", step.last_action)
+            try:
+                report = await self._evaluator.evaluate(job, last_action, heartbeat=activity.heartbeat)
+            except EvaluationFailed as error:
+                raise await self._evaluation_failure(error, step) from error
+            files, left = await asyncio.to_thread(self._files, report.files)
+            written = EvaluationRecord(
+                **facts.place(step.execution_id),
+                recorded_at=datetime.now(UTC),
+                score=report.score,
+                last_action=last_action,
+                exchanges=await self._keep(report.exchanges, report.log, (*report.notes, *left)),
+                log=await asyncio.to_thread(self._store.put, report.log),
+                files=files,
+                duration_ms=report.duration_ms,
+                evaluator=self._evaluator.identity(),
+            )
+            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            log.info("evaluated", score=report.score, seconds=report.duration_ms / 1000)
+            return steps.Evaluated(head=head, score=report.score, duration_ms=report.duration_ms)
 
     # --- shared ---
 
     def _check(self, facts: ExecutionFacts) -> None:
         rollout = facts.request.rollout
-        problems = self._evaluator.check(dict(rollout.task.document), rollout.desktop)
+        problems = self._evaluator.check(dict(rollout.task.document))
         if problems:
             first = problems[0]
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from temporalio import activity
 
+from activities._boundary import boundary
 from activities._failpoints import reach
 from activities._failures import failure
-from activities._heartbeat import heartbeating
 from activities._prompt import AdapterVersionError, Prompt, PromptBuilder
-from activities.evidence import unavailable
 from osworld_rollouts.contracts.action import describe
 from osworld_rollouts.contracts.evidence import ModelCallRecord
 from osworld_rollouts.contracts.model import ModelRequest, ParsedReply, Reply
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.contracts.steps import CallModel, ModelReply, PlannedAction
 from osworld_rollouts.evidence import chain
-from osworld_rollouts.evidence.errors import EvidenceError, EvidenceUnavailable
 from osworld_rollouts.evidence.store import put_json
-from osworld_rollouts.logs import correlated
 from osworld_rollouts.serving.client import RawReply, send
 from osworld_rollouts.serving.errors import ModelCallError, ReplyUnreadable
 from osworld_rollouts.serving.exact import ask_for_evidence, judge
@@ -54,24 +51,17 @@ class ModelActivities:
         Raises:
             ApplicationError: model_unreachable (retried by Temporal), model_rejected, evidence_unavailable, request_invalid.
         """
-        with correlated(execution_id=step.execution_id, turn=step.turn, attempt=activity.info().attempt):
-            async with heartbeating():
-                try:
-                    return await self._call(step)
-                except EvidenceUnavailable as error:
-                    raise unavailable(error, "model") from error
-                except EvidenceError as error:
-                    raise failure(
-                        OutcomeKind.EVIDENCE_UNAVAILABLE, str(error), phase="model", remedy=error.remedy
-                    ) from error
-                except AdapterVersionError as error:
-                    raise failure(
-                        OutcomeKind.INTERNAL_ERROR,
-                        str(error),
-                        phase="model",
-                        retry=True,
-                        remedy="run a worker of the version the execution began with, or cancel it",
-                    ) from error
+        async with boundary("model", execution_id=step.execution_id, turn=step.turn):
+            try:
+                return await self._call(step)
+            except AdapterVersionError as error:
+                raise failure(
+                    OutcomeKind.INTERNAL_ERROR,
+                    str(error),
+                    phase="model",
+                    retry=True,
+                    remedy="run a worker of the version the execution began with, or cancel it",
+                ) from error
 
     async def _call(self, step: CallModel) -> ModelReply:
         records = await asyncio.to_thread(chain.walk, self._store, step.head)
@@ -178,7 +168,14 @@ class ModelActivities:
                 "failure": parsed.failure,
                 "output": put_json(self._store, _output(reply)) if _output(reply) else None,
                 "parsed": put_json(self._store, parsed.model_dump(mode="json")),
-                **judge(self._store, records, request, reply, exact=prompt.request.rollout.evidence == "exact", window=step.window),
+                **judge(
+                    self._store,
+                    records,
+                    request,
+                    reply,
+                    exact=prompt.request.rollout.evidence == "exact",
+                    window=step.window,
+                ),
             }
         else:
             facts = {
