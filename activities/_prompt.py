@@ -128,7 +128,7 @@ class PromptBuilder:
     ) -> View:
         if not observation.accessibility_tree or not (needs.accessibility_tree or needs.set_of_marks):
             return View(image=self._image(observation.screenshot, geometry, ()) if image and needs.screenshot else None)
-        from osworld_rollouts.adapters.images import accessibility_text, marks_of  # noqa: PLC0415 - XML, for few adapters
+        from osworld_rollouts.adapters.accessibility import accessibility_text, marks_of  # noqa: PLC0415 - XML, for few adapters
 
         tree = self._store.get(observation.accessibility_tree).decode("utf-8", "replace")
         marks = (

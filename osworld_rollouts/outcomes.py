@@ -45,12 +45,20 @@ RULES: dict[OutcomeKind, Rule] = {
     OutcomeKind.AGENT_FAIL: Rule(_P, True, False, True, "the agent said FAIL"),
     OutcomeKind.HORIZON_REACHED: Rule(_P, True, False, True, "the turns were used up"),
     OutcomeKind.POLICY_RESPONSE_INVALID: Rule(_P, True, False, True, "replies in a row held no action"),
-    OutcomeKind.POLICY_STOPPED: Rule(_P, True, False, True, "the policy ended without DONE or FAIL, or asked for a person"),
-    OutcomeKind.CONTEXT_OVERFLOW: Rule(_P, True, False, True, "the prompt did not fit the model with the fewest images"),
-    OutcomeKind.DEADLINE_REACHED: Rule(_S, True, False, False, "the execution's wall-clock deadline came before the horizon"),
+    OutcomeKind.POLICY_STOPPED: Rule(
+        _P, True, False, True, "the policy ended without DONE or FAIL, or asked for a person"
+    ),
+    OutcomeKind.CONTEXT_OVERFLOW: Rule(
+        _P, True, False, True, "the prompt did not fit the model with the fewest images"
+    ),
+    OutcomeKind.DEADLINE_REACHED: Rule(
+        _S, True, False, False, "the execution's wall-clock deadline came before the horizon"
+    ),
     OutcomeKind.STOPPED_BY_OPERATOR: Rule(Fault.OPERATOR, True, False, False, "a person stopped it after a turn"),
     OutcomeKind.REQUEST_INVALID: Rule(Fault.OPERATOR, False, False, False, "the request cannot be run as written"),
-    OutcomeKind.TASK_UNSUPPORTED: Rule(Fault.TASK, False, False, False, "this evaluator or desktop cannot run the task truthfully"),
+    OutcomeKind.TASK_UNSUPPORTED: Rule(
+        Fault.TASK, False, False, False, "this evaluator or desktop cannot run the task truthfully"
+    ),
     OutcomeKind.DESKTOP_UNAVAILABLE: Rule(_D, False, True, False, "no desktop could be made or none was free"),
     OutcomeKind.DESKTOP_NOT_READY: Rule(_D, False, True, False, "the desktop did not pass its readiness gate"),
     OutcomeKind.DESKTOP_LOST: Rule(_D, False, True, False, "the desktop or its guest server is gone"),
@@ -58,9 +66,13 @@ RULES: dict[OutcomeKind, Rule] = {
     OutcomeKind.HOST_LOST: Rule(_S, False, True, False, "the host that holds the desktop no longer polls its queue"),
     OutcomeKind.PREPARE_FAILED: Rule(_D, False, True, False, "a setup step failed"),
     OutcomeKind.OPERATION_INDETERMINATE: Rule(_S, False, True, False, "it cannot be known whether an effect landed"),
-    OutcomeKind.OPERATION_REFUSED: Rule(_S, False, True, False, "the guest refused an operation: stale fence or sequence"),
+    OutcomeKind.OPERATION_REFUSED: Rule(
+        _S, False, True, False, "the guest refused an operation: stale fence or sequence"
+    ),
     OutcomeKind.OBSERVATION_FAILED: Rule(_D, False, True, False, "the desktop gave no usable screenshot"),
-    OutcomeKind.MODEL_UNREACHABLE: Rule(_M, False, True, False, "the model's server did not answer within all attempts"),
+    OutcomeKind.MODEL_UNREACHABLE: Rule(
+        _M, False, True, False, "the model's server did not answer within all attempts"
+    ),
     OutcomeKind.MODEL_REJECTED: Rule(_M, False, False, False, "the model's server refused the request"),
     OutcomeKind.EVIDENCE_REFUSED: Rule(_M, False, False, False, "exact evidence was asked for and cannot be had"),
     OutcomeKind.EVALUATION_FAILED: Rule(Fault.EVALUATOR, False, True, False, "the evaluator gave no verdict"),

@@ -52,7 +52,12 @@ class Submitted:
 
 
 async def submit(
-    client: Client, request: RolloutRequest, *, timing: Timing | None = None, task_queue: str = "rollouts", pool_queue: str = "desktops"
+    client: Client,
+    request: RolloutRequest,
+    *,
+    timing: Timing | None = None,
+    task_queue: str = "rollouts",
+    pool_queue: str = "desktops",
 ) -> Submitted:
     """Start a rollout, or find the one that has the same id and the same request.
 
@@ -76,7 +81,10 @@ async def submit(
             task_queue=task_queue,
             result_type=RolloutResult,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            memo={"request_digest": request.request_digest(), **{f"label.{key}": value for key, value in request.labels.items()}},
+            memo={
+                "request_digest": request.request_digest(),
+                **{f"label.{key}": value for key, value in request.labels.items()},
+            },
             search_attributes=temporal.start_attributes(request),
             priority=Priority(priority_key=request.priority, fairness_key=request.campaign_id[:64]),
             static_summary=f"{task.domain}/{task.task_id} · {request.rollout.model.name}",
@@ -87,7 +95,9 @@ async def submit(
         fields = differing_fields(existing.rollout, request.rollout)
         if fields:
             raise RequestConflictError(request.rollout_id, fields) from None
-        return Submitted(client.get_workflow_handle(workflow_id, result_type=RolloutResult), request.rollout_id, existed=True)
+        return Submitted(
+            client.get_workflow_handle(workflow_id, result_type=RolloutResult), request.rollout_id, existed=True
+        )
     return Submitted(handle, request.rollout_id, existed=False)
 
 

@@ -33,10 +33,7 @@ SCORE = SearchAttributeKey.for_float("RolloutScore")
 ELIGIBLE = SearchAttributeKey.for_bool("RolloutEligible")
 
 SEARCH_ATTRIBUTES: dict[str, str] = {
-    **{
-        key.name: "Keyword"
-        for key in (CAMPAIGN, ROLLOUT, TASK, DOMAIN, MODEL, ADAPTER, PURPOSE, PHASE, OUTCOME)
-    },
+    **{key.name: "Keyword" for key in (CAMPAIGN, ROLLOUT, TASK, DOMAIN, MODEL, ADAPTER, PURPOSE, PHASE, OUTCOME)},
     EXECUTION.name: "Int",
     TURN.name: "Int",
     SCORE.name: "Double",
