@@ -6,6 +6,11 @@ computer-use documentation (X keysym names as `xdotool` takes them), UI-TARS and
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _NAMED = """
     add alt altleft altright apps backspace capslock ctrl ctrlleft ctrlright decimal delete divide down end enter esc execute
     help home insert left multiply numlock pagedown pageup pause printscreen right scrolllock select separator shift shiftleft
@@ -128,3 +133,37 @@ def key_name(spelling: str) -> str | None:
         if candidate in _NAME_OF:
             return _NAME_OF[candidate]
     return None
+
+
+def key_names(spellings: str | Sequence[str]) -> tuple[str, ...]:
+    """Pyautogui's names of keys pressed together, from `ctrl+shift+T`, `["CTRL", "c"]` or a mixture.
+
+    In a combination a letter means its key, so `ctrl+C` is `ctrl`, `c`; Shift has to be named.
+
+    Raises:
+        UnknownKey: naming the first one that does not exist.
+    """
+    parts = [spellings] if isinstance(spellings, str) else list(spellings)
+    names: list[str] = []
+    for part in (piece for spelling in parts for piece in _split(spelling)):
+        name = key_name(part)
+        if name is None:
+            raise UnknownKey(part)
+        names.append(name)
+    return tuple(name.lower() if len(name) == 1 and len(names) > 1 else name for name in names)
+
+
+class UnknownKey(ValueError):  # noqa: N818 - says what is wrong
+    """A name that no key has."""
+
+    def __init__(self, spelling: str) -> None:
+        super().__init__(f"there is no key {spelling!r}")
+
+
+def _split(spelling: str) -> list[str]:
+    """`ctrl+c` at its plus signs; a plus sign that is itself the key stays."""
+    if len(spelling) < 2 or key_name(spelling) is not None:
+        return [spelling]
+    head = spelling.removesuffix("++")
+    pieces = [piece.strip() for piece in head.split("+")]
+    return [*pieces, "+"] if head != spelling else pieces

@@ -35,14 +35,16 @@ class Fences(NamedTuple):
     open_at: int | None
 
 
-def find_fences(text: str, readable: Callable[[str], bool], words: frozenset[str] = frozenset()) -> Fences:
-    """Blocks of a text.
+def find_fences(
+    text: str, readable: Callable[[str], bool], words: frozenset[str] = frozenset(), start: int = 0
+) -> Fences:
+    """Blocks of a text, from `start` on.
 
     A block ends at the first backticks after which its body is `readable`, so that backticks inside a string do not cut
     it; when no end makes it readable, at the first. A word on the opening line is a language, unless it is one of `words`.
     """
     found: list[Fence] = []
-    at = text.find(TICKS)
+    at = text.find(TICKS, start)
     while at >= 0:
         tag, body_start = _tag(text, at + len(TICKS), words)
         ends = _ends(text, body_start)

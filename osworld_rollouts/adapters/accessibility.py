@@ -9,8 +9,8 @@ Row n is mark n. A line break or tab inside a value becomes a blank, so that a r
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def accessibility_text(tree: str) -> str:
     """The shown nodes of a tree, one row each under a header."""
     try:
         rows = [_row(node) for node in _shown(tree)]
-    except ElementTree.ParseError as error:
+    except ET.ParseError as error:
         return f"{HEADER}\n(the accessibility tree could not be read: {error})"
     return "\n".join([HEADER, *rows])
 
@@ -72,13 +72,13 @@ def marks_of(tree: str, width: int, height: int) -> tuple[tuple[int, int, int, i
     """(x, y, w, h) of each shown node, cut to a screen of that size; a tree that cannot be read has none."""
     try:
         boxes = [_box(node) for node in _shown(tree)]
-    except ElementTree.ParseError:
+    except ET.ParseError:
         return ()
     return tuple((x, y, max(0, min(w, width - x)), max(0, min(h, height - y))) for x, y, w, h in boxes)
 
 
-def _shown(tree: str) -> Iterator[ElementTree.Element]:
-    for node in ElementTree.fromstring(tree).iter():  # noqa: S314 - expat limits expansion, and the guest is ours
+def _shown(tree: str) -> Iterator[ET.Element]:
+    for node in ET.fromstring(tree).iter():  # noqa: S314 - expat limits expansion, and the guest is ours
         if _is_kind(node.tag) and _is_usable(node) and (node.get("name") or node.text):
             x, y, w, h = _box(node)
             if x >= 0 and y >= 0 and w > 0 and h > 0:
@@ -89,7 +89,7 @@ def _is_kind(tag: str) -> bool:
     return tag.startswith("document") or tag.endswith(_TAG_ENDS) or tag in _TAGS
 
 
-def _is_usable(node: ElementTree.Element) -> bool:
+def _is_usable(node: ET.Element) -> bool:
     states = {name for name in _STATES if _attribute(node, "state", name) == "true"}
     return {"showing", "visible"} <= states and bool(states & {"enabled", "editable", "expandable", "checkable"})
 
@@ -97,7 +97,7 @@ def _is_usable(node: ElementTree.Element) -> bool:
 _STATES = ("showing", "visible", "enabled", "editable", "expandable", "checkable")
 
 
-def _row(node: ElementTree.Element) -> str:
+def _row(node: ET.Element) -> str:
     text = node.text or _attribute(node, "value", "value")
     quoted = '"{}"'.format(text.replace('"', '""')) if '"' in text or not text else text
     values = (
@@ -108,10 +108,10 @@ def _row(node: ElementTree.Element) -> str:
     return "\t".join(re.sub(r"[\t\r\n\v\f]+", " ", value) for value in values)
 
 
-def _box(node: ElementTree.Element) -> tuple[int, int, int, int]:
+def _box(node: ET.Element) -> tuple[int, int, int, int]:
     at, size = (_PAIR.match(_attribute(node, "component", name)) for name in ("screencoord", "size"))
     return (int(at[1]), int(at[2]), int(size[1]), int(size[2])) if at and size else (-1, -1, -1, -1)
 
 
-def _attribute(node: ElementTree.Element, space: str, name: str) -> str:
+def _attribute(node: ET.Element, space: str, name: str) -> str:
     return next((value for platform in _PLATFORMS if (value := node.get(_NAMESPACE % (platform, space) + name))), "")
