@@ -19,6 +19,7 @@ from urllib.parse import quote
 import aiohttp
 import structlog
 from aiohttp import web
+from yarl import URL
 
 from osworld_rollouts.osworld import verdicts
 from osworld_rollouts.osworld.exchanges import Exchange, request_text
@@ -201,14 +202,14 @@ class Gateway:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         content_type = request.headers.get("Content-Type", "")
-        digest = request_digest(request.method, request.path_qs, content_type, body)
+        digest = request_digest(request.method, request.raw_path, content_type, body)
         effect = verdicts.is_effect(request.method, request.path)
         operation = self.names.name(self._step.number, digest)[0] if effect else None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         give_up = time.monotonic() + self._limits.guest_s(self._phase, request.path)
         while True:
             exchange = self._open(request, digest, body, content_type, operation)
-            reply = await self._send(exchange, request.path_qs, headers, body)
+            reply = await self._send(exchange, request.raw_path, headers, body)
             self._close(exchange)
             again = self._phase is Phase.SETUP and verdicts.waits_for_window(self._phase, exchange)
             if not (again and operation is not None and time.monotonic() < give_up):
@@ -260,7 +261,7 @@ class Gateway:
             operation.delivered = True
         return response
 
-    async def _send(self, exchange: Exchange, path_qs: str, headers: dict[str, str], body: bytes) -> _Reply:
+    async def _send(self, exchange: Exchange, raw_path: str, headers: dict[str, str], body: bytes) -> _Reply:
         """The guest's reply, or ours with status 502 or 504 when there is none; `exchange` says which."""
         limit = self._limits.call_s(self._phase, exchange.method, exchange.path)
         repeatable = exchange.operation_id is None or self._guest.ledger
@@ -269,7 +270,7 @@ class Gateway:
         while True:
             exchange.attempts += 1
             try:
-                return await self._once(exchange, path_qs, headers, body, limit)
+                return await self._once(exchange, raw_path, headers, body, limit)
             except aiohttp.ClientConnectorError as error:
                 lost = f"the guest refuses connections: {error}"
             except TimeoutError:
@@ -291,7 +292,7 @@ class Gateway:
             pause = min(pause * 2, 3)
 
     async def _once(
-        self, exchange: Exchange, path_qs: str, headers: dict[str, str], body: bytes, limit: float
+        self, exchange: Exchange, raw_path: str, headers: dict[str, str], body: bytes, limit: float
     ) -> _Reply:
         sent = {**headers, **self._credentials()}
         if exchange.operation_id is not None:
@@ -304,7 +305,7 @@ class Gateway:
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._limits.connect_s)
         async with self._client.request(
             exchange.method,
-            self._url(path_qs),
+            self._url(raw_path),
             headers=sent,
             data=body or None,
             timeout=timeout,
@@ -317,9 +318,9 @@ class Gateway:
             exchange.answer(reply.status, content_type, data)
             return _Reply(reply.status, content_type, data)
 
-    def _url(self, path_qs: str) -> str:
+    def _url(self, raw_path: str) -> URL:
         host = "guest" if self._guest.host is None else f"{self._guest.host}:{self._guest.server_port}"
-        return f"http://{host}{path_qs}"
+        return URL(f"http://{host}{raw_path}", encoded=True)
 
     def _credentials(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._guest.token}"} if self._guest.token else {}

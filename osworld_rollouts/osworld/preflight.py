@@ -134,6 +134,9 @@ def check_task(
     malformed = list(_shape(document))
     if malformed:
         return malformed
+    if names := unsafe_names(document):
+        message = f"file names leave the task's cache folder: {', '.join(names)}"
+        return [Problem("unsafe_name", "", message, "correct the task file")]
     task = _Task(document)
     found = [
         *_names(task, evaluator.names),
@@ -192,9 +195,7 @@ def _shape(document: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("malformed", "evaluator", "a task needs an evaluator with at least one metric in func", remedy)
         return
     for where, steps in (("config", document.get("config")), ("evaluator.postconfig", evaluator.get("postconfig"))):
-        if not isinstance(steps or [], list) or not all(
-            isinstance(step, dict) and step.get("type") for step in steps or []
-        ):
+        if not isinstance(steps or [], list) or not all(_is_step(step) for step in steps or []):
             yield Problem("malformed", where, "steps are a list of objects with a type and parameters", remedy)
     for part in ("result", "expected"):
         if not all(
@@ -207,8 +208,13 @@ def _shape(document: dict[str, Any]) -> Iterator[Problem]:
             if evaluator.get(part) and len(_listed(evaluator[part])) != len(evaluator["func"]):
                 message = f"{part} has {len(_listed(evaluator[part]))} entries for {len(evaluator['func'])} metrics"
                 yield Problem("malformed", f"evaluator.{part}", message, remedy)
-    if names := unsafe_names(document):
-        yield Problem("unsafe_name", "", f"file names leave the task's cache folder: {', '.join(names)}", remedy)
+
+
+def _is_step(step: Any) -> bool:
+    if not isinstance(step, dict) or not step.get("type") or not isinstance(step.get("parameters") or {}, dict):
+        return False
+    files = (step.get("parameters") or {}).get("files") or []
+    return isinstance(files, list) and all(isinstance(file, dict) for file in files)
 
 
 def _names(task: _Task, names: PackageNames) -> Iterator[Problem]:
