@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from osworld_rollouts.testing.locate import Match, Screen, load_template
-from osworld_rollouts.testing.scripts import Click, Code, Gesture, Keys, Pause, Press, Script, Step, Type
+from osworld_rollouts.testing.scripts import Click, Code, Gesture, Keys, Pause, Press, Script, Type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +106,7 @@ def _answer(script: Script, place: Place, screen: Screen | None) -> Answer:
         return Answer(text, Place(place.step, place.waits + 1), seen)
     if isinstance(step.do, str):
         return Answer(reply(step.thought, step.do), place, seen, ends=True)
-    if not all(seen[name] for name in _clicked(step)):
+    if not all(seen[name] for name in step.clicked()):
         if not step.instead:
             return Answer(reply(f"I cannot find {missing[0]}, and know no other way.", "FAIL"), place, seen, ends=True)
         return Answer(
@@ -118,14 +118,6 @@ def _answer(script: Script, place: Place, screen: Screen | None) -> Answer:
         for name, (x, y) in points.items()
     }
     return Answer(reply(step.thought, step.do, points), onward, seen)
-
-
-def _clicked(step: Step) -> list[str]:
-    return [
-        name
-        for name in step.looks_for()
-        if name != step.see or any(isinstance(g, Click) and g.click == name for g in step.do)
-    ]
 
 
 def _look(script: Script, name: str, screen: Screen | None) -> Match | None:

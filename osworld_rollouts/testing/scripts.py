@@ -1,7 +1,7 @@
 """A scripted solution: what to do in which order, and what to look for on the screen before doing it.
 
-One directory per task, `solutions/<task id>/`, with `solution.json` and the small pictures it looks for. A solution speaks of
-gestures (click the Bold button, type, press), not of a model protocol; `player.py` turns the next step into a reply.
+One file per task, `solutions/<task id>.json`, and the small pictures the solutions look for in `solutions/pictures/`. A solution
+speaks of gestures (click the Bold button, type, press), not of a model protocol; `player.py` turns the next step into a reply.
 """
 
 from __future__ import annotations
@@ -87,13 +87,15 @@ class Step(Contract):
     patience: int = Field(default=3, ge=0, description="turns spent on WAIT before going on without")
     instead: tuple[Gesture, ...] = Field(default=(), description="when a target to be clicked is not found")
 
-    def looks_for(self) -> list[str]:
-        """Names of all targets this step needs, without repeats."""
+    def clicked(self) -> list[str]:
+        """Names of the targets this step clicks."""
         gestures = self.do if isinstance(self.do, tuple) else ()
-        clicked = [
-            gesture.click for gesture in gestures if isinstance(gesture, Click) and isinstance(gesture.click, str)
-        ]
-        return list(dict.fromkeys([*([self.see] if self.see else []), *clicked]))
+        clicks = [gesture.click for gesture in gestures if isinstance(gesture, Click)]
+        return list(dict.fromkeys(click for click in clicks if isinstance(click, str)))
+
+    def looks_for(self) -> list[str]:
+        """Names of all targets that are to be on the screen."""
+        return list(dict.fromkeys([*([self.see] if self.see else []), *self.clicked()]))
 
 
 class Script(Contract):
@@ -145,10 +147,7 @@ def shipped_scripts() -> dict[str, Script]:
     Raises:
         ScriptError: for a shipped task without a solution.
     """
-    return {
-        task.task_id: load_script(SOLUTIONS / task.task_id / "solution.json", task.instruction)
-        for task in shipped_tasks()
-    }
+    return {task.task_id: load_script(SOLUTIONS / f"{task.task_id}.json", task.instruction) for task in shipped_tasks()}
 
 
 def code_script(instruction: str, code: str) -> Script:
