@@ -104,6 +104,6 @@ class Chain:
         return self.add(
             Terminated,
             outcome=Outcome(
-                kind=kind, score=score, eligible=eligible, admission_reason="agent_done", admission_policy="p"
+                kind=kind, score=score, eligible=eligible, admission_reason=str(kind), admission_policy="p"
             ),
         )
