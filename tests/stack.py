@@ -195,7 +195,7 @@ def _share_guest_python(root: Path) -> None:
     (root / made.name).symlink_to(made)
 
 
-async def wait_until(condition, limit_s: float = 60, every_s: float = 0.05) -> None:  # noqa: ANN001
+async def wait_until(condition, limit_s: float = 60, every_s: float = 0.05) -> None:
     """Poll until `condition()` (a plain or async callable) is true."""
     deadline = time.monotonic() + limit_s
     while True:
