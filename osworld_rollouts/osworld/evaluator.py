@@ -10,10 +10,25 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osworld_rollouts.desktops.guest_client import GuestClient
 from osworld_rollouts.osworld.gateway import GatewayLimits
-from osworld_rollouts.osworld.job import EvaluationReport, FailureKind, OSWorldJob, PrepareReport, as_score
+from osworld_rollouts.osworld.job import (
+    EvaluationReport,
+    FailureKind,
+    GuestEndpoint,
+    OSWorldJob,
+    PrepareReport,
+    as_score,
+)
 from osworld_rollouts.osworld.package import package_identity
-from osworld_rollouts.osworld.preflight import DesktopFacts, EvaluatorFacts, Problem, check_task
+from osworld_rollouts.osworld.preflight import (
+    DesktopFacts,
+    EvaluatorFacts,
+    Problem,
+    check_task,
+    desktop_probe,
+    read_probe,
+)
 from osworld_rollouts.osworld.run import JobRun, Ran
 from osworld_rollouts.osworld.task_files import TaskFiles
 from osworld_rollouts.osworld.verdicts import Phase
@@ -129,6 +144,17 @@ class OSWorldEvaluator:
             PackageMissing: it is not installed.
         """
         return package_identity()
+
+    async def inspect(self, guest: GuestEndpoint, *, network: bool) -> DesktopFacts:
+        """Ask a desktop what it has, for `check`: one command that changes nothing. Whether it has a network, its specification says.
+
+        Raises:
+            GuestError: the guest does not answer.
+        """
+        base_url = "http://guest" if guest.host is None else f"http://{guest.host}:{guest.server_port}"
+        async with GuestClient(socket=guest.server_socket, base_url=base_url, token=guest.token or None) as client:
+            result = await client.execute(["sh", "-c", desktop_probe()])
+        return read_probe(result.output, network=network)
 
     def check(self, task_document: dict[str, Any], desktop: DesktopFacts | None = None) -> list[Problem]:
         """What keeps this evaluator, or the desktop, from running the task truthfully. Empty when nothing is known to.

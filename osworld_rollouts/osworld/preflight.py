@@ -90,12 +90,7 @@ PROBE = (
 
 def desktop_probe(client_password: str = "password") -> str:  # noqa: S107 - the public password of OSWorld's image
     """A shell script that asks a desktop for its facts and changes nothing."""
-    programs = {
-        *requirements.KNOWN_PROGRAMS,
-        *requirements.APP_PROGRAMS.values(),
-        *requirements.GETTER_PROGRAMS.values(),
-    }
-    return PROBE.format(programs=" ".join(sorted(programs)), password=shlex.quote(client_password))
+    return PROBE.format(programs=" ".join(sorted(requirements.PROBED)), password=shlex.quote(client_password))
 
 
 def read_probe(output: str, *, network: bool | None) -> DesktopFacts:
@@ -295,7 +290,7 @@ def _on_desktop(task: _Task, desktop: DesktopFacts) -> Iterator[Problem]:
                 )
     if desktop.programs is not None:
         for where, program in _programs(task):
-            if program not in desktop.programs:
+            if program in requirements.PROBED - desktop.programs:
                 yield Problem(
                     "missing_program",
                     where,

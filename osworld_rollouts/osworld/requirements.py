@@ -53,8 +53,11 @@ GETTER_PROGRAMS: dict[str, str] = {
 
 KNOWN_PROGRAMS = (
     "apt", "apt-get", "code", "conda", "eog", "evince", "expect", "ffmpeg", "gedit", "gimp", "gio", "git", "gnome-terminal",
-    "google-chrome", "gsettings", "jq", "libreoffice", "nautilus", "pactl", "pdftotext", "picard", "pip", "pulseaudio", "python",
+    "google-chrome", "gsettings", "jq", "killall", "libreoffice", "nautilus", "pactl", "pdftotext", "picard", "pip", "pkill", "pulseaudio", "python",
     "python3", "snap", "socat", "soffice", "sudo", "tar", "thunderbird", "timedatectl", "unzip", "update-desktop-database", "vlc",
     "wmctrl", "xdg-mime", "xdg-open", "xsel", "zip",
 )  # fmt: skip
-"""Programs that are looked for in shell command lines, where the first word is not all that runs."""
+"""Programs that are looked for in the tasks' command lines."""
+
+PROBED = frozenset({*KNOWN_PROGRAMS, *APP_PROGRAMS.values(), *GETTER_PROGRAMS.values()})
+"""Every program a desktop is asked for; about others nothing is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,10 @@ class Rig:
         job = self.job(document, "evaluate", **how)
         return await self.evaluator.evaluate(job, last_action, heartbeat=self.beats.append)
 
-    async def episode(self, document: dict[str, Any], solution: str | None) -> EvaluationReport:
-        """Setup, the solution as one action, post-steps, evaluation: what an execution does."""
+    async def episode(self, document: dict[str, Any], solution: str | None, *, look_s: float = 0) -> EvaluationReport:
+        """Setup, the solution as one action after `look_s`, post-steps, evaluation: what an execution does."""
         prepared = await self.prepare(document)
+        await asyncio.sleep(look_s)
         seq, last_action = prepared.next_seq, None
         if solution == "FAIL":
             last_action = "FAIL"
