@@ -54,7 +54,7 @@ def guest_code(action: Action) -> str | None:
     match action:
         case Click() | Move() | Drag() | MouseDown() | MouseUp() | Scroll():
             code = _HEAD + _pointer(action)
-            if isinstance(action, Click) and action.modifiers:
+            if isinstance(action, Click | Drag | Scroll) and action.modifiers:
                 code = _with_keys(_held(action.modifiers, _pointer(action)))
         case TypeText():
             code = _with_keys(f"type_text({action.text!a})")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from osworld_rollouts.adapters import _osworld
 from osworld_rollouts.adapters._chat import merged
 from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks
+from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import find_fences
 from osworld_rollouts.adapters._parts import Ledger, without_thinking
 from osworld_rollouts.adapters._reading import (
@@ -337,15 +338,6 @@ def _single(fields: Fields) -> str:
 
 
 def _failure(reply: Reply, whole: str) -> ParseFailure:
-    if reply.truncated:
-        return ParseFailure(
-            kind=FailureKind.TRUNCATED, message="the reply was cut by the token limit before its action was complete"
-        )
-    if whole and "{" not in whole and "```" not in whole:
-        return ParseFailure(
-            kind=FailureKind.NO_ACTION, message="there is no JSON object and no WAIT, DONE or FAIL in the reply"
-        )
-    if not whole:
-        where = "; everything the model said is in the server's reasoning field" if reply.reasoning else ""
-        return ParseFailure(kind=FailureKind.EMPTY, message=f"the reply is empty{where}")
-    return ParseFailure(kind=FailureKind.UNPARSEABLE, message="a code block starts with ``` and never ends")
+    if "```" in whole and not reply.truncated:
+        return ParseFailure(kind=FailureKind.UNPARSEABLE, message="a code block starts with ``` and never ends")
+    return no_action(reply, whole, "there is no JSON object and no WAIT, DONE or FAIL in the reply")

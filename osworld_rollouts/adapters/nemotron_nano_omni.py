@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from osworld_rollouts.adapters._chat import Chat, merged
 from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks, Options
+from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import Fence, find_fences, is_python, python_error
 from osworld_rollouts.adapters._parts import Ledger, without_thinking
 from osworld_rollouts.adapters._python_code import Call, project_points, repair_line_breaks, split_calls
@@ -392,8 +393,7 @@ def _unfinished(reply: Reply) -> ParseFailure | None:
         message = f"the reply did not finish cleanly: finish_reason {reply.finish_reason!r}"
         return ParseFailure(kind=FailureKind.UNPARSEABLE, message=message)
     if not reply.text.strip() and not reply.tool_calls:
-        where = "; everything the model said is in the server's reasoning field" if reply.reasoning else ""
-        return ParseFailure(kind=FailureKind.EMPTY, message=f"the reply is empty{where}")
+        return no_action(reply, "", "")
     return None
 
 

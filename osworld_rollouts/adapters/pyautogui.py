@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from osworld_rollouts.adapters import _osworld
 from osworld_rollouts.adapters._chat import Chat, merged
 from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks
+from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import Fence, find_fences, is_python
 from osworld_rollouts.adapters._parts import Ledger, unfinished_thinking, without_thinking
 from osworld_rollouts.contracts.action import Action, Done, Fail, PythonCode, Wait
@@ -181,16 +182,6 @@ def _tag_lines(marks: Marks) -> str:
 
 
 def _failure(reply: Reply, text: str, open_at: int | None) -> ParseFailure:
-    if reply.truncated:
-        return ParseFailure(
-            kind=FailureKind.TRUNCATED,
-            message="the reply was cut by the token limit before its code block was complete",
-        )
-    if open_at is not None:
+    if open_at is not None and not reply.truncated:
         return ParseFailure(kind=FailureKind.UNPARSEABLE, message="a code block starts with ``` and never ends")
-    if not text.strip():
-        where = "; everything the model said is in the server's reasoning field" if reply.reasoning else ""
-        return ParseFailure(kind=FailureKind.EMPTY, message=f"the reply is empty{where}")
-    return ParseFailure(
-        kind=FailureKind.NO_ACTION, message="there is no code block and no WAIT, DONE or FAIL in the reply"
-    )
+    return no_action(reply, text, "there is no code block and no WAIT, DONE or FAIL in the reply")

@@ -25,6 +25,7 @@ BUILT_IN = {
     "computer_13": "osworld_rollouts.adapters.computer_13:Computer13Adapter",
     "nemotron_nano_omni": "osworld_rollouts.adapters.nemotron_nano_omni:NemotronNanoOmniAdapter",
     "pyautogui": "osworld_rollouts.adapters.pyautogui:PyautoguiAdapter",
+    "qwen3_vl": "osworld_rollouts.adapters.qwen3_vl:Qwen3VLAdapter",
 }
 
 

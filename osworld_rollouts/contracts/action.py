@@ -46,6 +46,7 @@ class Drag(Contract):
     path: tuple[Point, ...] = Field(min_length=1)
     button: Button = "left"
     duration_s: float = Field(default=0.5, ge=0, le=30)
+    modifiers: tuple[str, ...] = ()
 
 
 class MouseDown(Contract):
@@ -71,6 +72,7 @@ class Scroll(Contract):
     point: Point | None = None
     clicks_x: int = 0
     clicks_y: int = 0
+    modifiers: tuple[str, ...] = ()
 
 
 class TypeText(Contract):

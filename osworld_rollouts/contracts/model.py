@@ -74,6 +74,7 @@ class ModelRequest(Contract):
     api: Api
     body: dict[str, JsonValue]
     media: tuple[MediaRef, ...] = Field(default=(), description="images in the order they appear in the body")
+    headers: dict[str, str] = Field(default_factory=dict, description="what the API wants as headers (anthropic-beta); never a secret")
 
 
 class ToolCall(Contract):

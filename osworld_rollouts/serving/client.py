@@ -117,7 +117,7 @@ async def send(
         timeout_s=model.timeout_s,
         request_id=request_id,
         anthropic=request.api == "messages",
-        extra_headers=headers,
+        extra_headers={**request.headers, **(headers or {})},
     )
 
 
