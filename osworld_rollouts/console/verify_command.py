@@ -1,0 +1,154 @@
+"""`rollouts verify`: whoever holds the Temporal history can check every byte of the trace."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from pathlib import Path  # noqa: TC003  (cyclopts reads the annotation)
+from typing import TYPE_CHECKING, Any
+
+from temporalio.service import RPCError, RPCStatusCode
+
+from osworld_rollouts.console.errors import ConsoleError, ExitCode
+from osworld_rollouts.console.output import Output
+from osworld_rollouts.console.store_commands import NOT_INTACT, configured_store
+from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id, split_execution_id
+from osworld_rollouts.evidence.chain import forget_cached_records
+from osworld_rollouts.evidence.index import read_pointer
+from osworld_rollouts.evidence.loader import open_campaign
+from osworld_rollouts.evidence.verify import ExecutionReport, history_heads, verify_execution
+from osworld_rollouts.settings import load_settings
+from osworld_rollouts.temporal import connect
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from osworld_rollouts.evidence.store import EvidenceStore
+
+
+def verify(
+    rollout: str | None = None,
+    *,
+    export: Path | None = None,
+    offline: bool = False,
+    store: str | None = None,
+    json: bool = False,
+) -> int:
+    """Walk a rollout's evidence and hold it against the heads in Temporal's history, or check an export. Exit code 1 when not intact.
+
+    Parameters
+    ----------
+    rollout
+        A rollout id (all its executions), or the id of one execution.
+    export
+        A directory made by `rollouts export`: trainer admission re-verifies every rollout in it.
+    offline
+        Do not ask Temporal: the chains are only checked against themselves.
+    store
+        Path or URL of another store.
+    json
+        Print JSON.
+    """
+    out = Output(as_json=json)
+    if (rollout is None) == (export is None):
+        raise ConsoleError("name a rollout, or an export with --export", code=ExitCode.USAGE)
+    forget_cached_records()
+    if export is not None:
+        return _verify_export(export, out)
+    evidence = configured_store(store)
+    reports = asyncio.run(_verify_rollout(evidence, str(rollout), offline=offline))
+    if not reports:
+        raise ConsoleError(
+            f"neither Temporal nor {evidence.url} knows an execution of {rollout!r}", remedy="`rollouts list` shows what there is",
+            code=ExitCode.NOT_FOUND,
+        )  # fmt: skip
+    out.record({"rollout": rollout, "store": evidence.url, "intact": all(report.intact for report in reports),
+                "executions": [report.as_json() for report in reports]})  # fmt: skip
+    for report in reports:
+        witness = (
+            f"{report.witnessed} heads of Temporal's history agree"
+            if report.history_checked
+            else "not held against a history"
+        )
+        ended = "" if report.ended else ", still open"
+        if report.intact:
+            out.line(
+                f"{report.execution_id}: intact, {report.records} records and {report.blobs} blobs, {witness}{ended}",
+                style="green",
+            )
+        else:
+            out.line(f"{report.execution_id}: NOT intact: {report.problem}", style="red")
+    return 0 if all(report.intact for report in reports) else NOT_INTACT
+
+
+async def _verify_rollout(store: EvidenceStore, name: str, *, offline: bool) -> list[ExecutionReport]:
+    try:
+        rollout, first = split_execution_id(name)
+        last: int | None = first
+    except ValueError:
+        rollout, first, last = name, 1, None
+    client = None if offline else await connect(load_settings())
+    reports: list[ExecutionReport] = []
+    for number in count(first):
+        report = await _verify_one(store, client, execution_id(rollout, number))
+        if report is not None:
+            reports.append(report)
+        if number == last or (report is None and last is None):
+            return reports
+    return reports
+
+
+async def _verify_one(store: EvidenceStore, client: Client | None, name: str) -> ExecutionReport | None:
+    """One execution; None when nobody knows it."""
+    heads = None if client is None else await _heads(client, name)
+    pointer = await asyncio.to_thread(read_pointer, store, name)
+    head = heads[-1] if heads else pointer.head if pointer else None
+    if head is None:
+        return None
+    report = await asyncio.to_thread(verify_execution, store, head, heads)
+    if report.intact and heads and pointer is not None and pointer.head != head and report.ended:
+        problem = f"the store's pointer names {pointer.head}, Temporal's history ends with {head}"
+        return _changed(report, execution_id=name, intact=False, problem=problem)
+    return _changed(report, execution_id=name)
+
+
+def _changed(report: ExecutionReport, **fields: Any) -> ExecutionReport:
+    return ExecutionReport(**{**report.__dict__, **fields})
+
+
+async def _heads(client: Client, name: str) -> list[str] | None:
+    """Heads of the history; None when there is no such workflow (any more)."""
+    try:
+        return await history_heads(client, execution_workflow_id(name)) or None
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+
+
+def _verify_export(path: Path, out: Output) -> int:
+    campaign = open_campaign(path)
+    rows: list[dict[str, Any]] = [
+        {
+            "rollout_id": item.row["rollout_id"], "intact": item.admission.intact, "eligible": item.admission.eligible,
+            "eligible_tokens": item.admission.eligible_tokens, "calls": len(item.admission.calls),
+            "eligible_calls": sum(call.eligible for call in item.admission.calls), "reasons": list(item.admission.reasons),
+            "call_reasons": sorted({reason for call in item.admission.calls for reason in call.reasons}),
+        }
+        for item in campaign.rollouts(keep_broken=True)
+    ]  # fmt: skip
+    broken = [row for row in rows if not row["intact"]]
+    out.record({"export": str(path), "intact": not broken, "rollouts": rows})
+    for row in rows:
+        reasons = "; ".join([*row["reasons"], *row["call_reasons"]][:3])
+        verdict = (
+            "NOT intact"
+            if not row["intact"]
+            else f"{row['eligible_calls']}/{row['calls']} calls, {row['eligible_tokens']} tokens eligible"
+        )
+        out.line(
+            f"{row['rollout_id']}: {verdict}" + (f" ({reasons})" if reasons else ""),
+            style=None if row["intact"] else "red",
+        )
+    out.line(f"{len(rows)} rollouts, {len(broken)} not intact, {sum(row['eligible'] for row in rows)} admitted")
+    return NOT_INTACT if broken else 0
