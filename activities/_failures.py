@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from temporalio.exceptions import ApplicationError
 
 from osworld_rollouts.contracts.outcome import Cause, OutcomeKind
+
+if TYPE_CHECKING:
+    from osworld_rollouts.serving.errors import ModelCallError
 
 UNCONFIRMED = "operation_unconfirmed"
 """Sent to the desktop, and it is not known whether it landed. The workflow asks the guest."""
@@ -42,3 +46,20 @@ def _short(details: dict[str, str]) -> dict[str, str]:
     return {
         key: value if len(value) <= 4000 else f"{value[:2000]}\n…\n{value[-1900:]}" for key, value in details.items()
     }
+
+
+def call_failure(error: ModelCallError, phase: str) -> ApplicationError:
+    """A model call that brought no reply: another attempt follows where the same request may succeed later."""
+    return failure(
+        OutcomeKind.MODEL_UNREACHABLE if error.retryable else OutcomeKind.MODEL_REJECTED,
+        error.message,
+        phase=phase,
+        remedy=error.remedy,
+        retry=error.retryable,
+        retry_after_s=error.retry_after,
+        details={
+            "kind": error.kind,
+            "status": str(error.status),
+            "sample_may_exist": str(error.sample_may_exist).lower(),
+        },
+    )

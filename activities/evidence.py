@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from activities._boundary import boundary
-from activities._failures import failure
+from activities._failures import call_failure, failure
+from activities._prompt import resolve_sampling
 from osworld_rollouts import history as policies
 from osworld_rollouts.adapters.registry import AdapterError, load_adapter
 from osworld_rollouts.contracts._base import canonical_json
 from osworld_rollouts.contracts.evidence import ExecutionStarted, Terminated
 from osworld_rollouts.contracts.outcome import OutcomeKind
-from osworld_rollouts.contracts.request import History
+from osworld_rollouts.contracts.request import History, Rollout
 from osworld_rollouts.contracts.steps import Opened, OpenExecution, Sealed, SealExecution
 from osworld_rollouts.evidence import chain, index, transcript
 from osworld_rollouts.provenance import provenance
+from osworld_rollouts.serving.errors import ModelCallError
+from osworld_rollouts.serving.exact import PROFILE_KEY
+from osworld_rollouts.serving.probe_report import ExactRefused
+from osworld_rollouts.serving.profiles import exact_profile
+from osworld_rollouts.serving.secrets import resolve_key
 
 if TYPE_CHECKING:
+    from osworld_rollouts.adapters._contract import ModelAdapter
     from osworld_rollouts.evidence.store import EvidenceStore
 
 
@@ -39,23 +46,39 @@ class EvidenceActivities:
             ApplicationError: request_invalid for an adapter or history policy that cannot be had; evidence_unavailable (retried).
         """
         async with boundary("opening", execution_id=step.execution_id):
-            return await asyncio.to_thread(self._open, step)
+            profile = await self._exact_profile(step) if step.request.rollout.evidence == "exact" else None
+            return await asyncio.to_thread(self._open, step, profile)
 
-    def _open(self, step: OpenExecution) -> Opened:
+    async def _exact_profile(self, step: OpenExecution) -> str:
+        """Ask the model's server whether exact evidence can be had; the sha256 of what it said of itself."""
         rollout = step.request.rollout
+        adapter = _adapter(rollout)
+        geometry = adapter.geometry(rollout.desktop.width, rollout.desktop.height)
+        sampling = resolve_sampling(rollout.sampling, adapter.sampling_defaults(), None)
         try:
-            adapter = load_adapter(rollout.adapter.name, dict(rollout.adapter.options))
-            default = adapter.history_default()
-            chosen = rollout.history if rollout.history.name else default
-            history = History(
-                name=chosen.name,
-                params={**chosen.params, **(rollout.history.params if not rollout.history.name else {})},
+            profile, _ = await exact_profile(
+                self._store,
+                rollout.model,
+                api=adapter.api,
+                sizes=((geometry.image_width, geometry.image_height),),
+                sampling=sampling.model_dump(exclude_none=True),
+                api_key=resolve_key(rollout.model.api_key_env),
             )
+        except ExactRefused as error:
+            raise failure(OutcomeKind.EVIDENCE_REFUSED, str(error), phase="opening", remedy=error.remedy) from error
+        except ModelCallError as error:
+            raise call_failure(error, "opening") from error
+        return profile
+
+    def _open(self, step: OpenExecution, profile: str | None) -> Opened:
+        rollout = step.request.rollout
+        adapter = _adapter(rollout)
+        chosen = rollout.history if rollout.history.name else adapter.history_default()
+        history = History(name=chosen.name, params={**chosen.params, **rollout.history.params})
+        try:
             policies.policy_id(history)
-        except (AdapterError, policies.HistoryError) as error:
-            raise failure(
-                OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`"
-            ) from error
+        except policies.HistoryError as error:
+            raise failure(OutcomeKind.REQUEST_INVALID, str(error), phase="opening") from error
         identity = adapter.identity()
         if rollout.adapter.version not in {None, identity.version}:
             raise failure(
@@ -86,6 +109,7 @@ class EvidenceActivities:
                 "temporal_server": self._server_version,
                 "prompt_sha256": identity.prompt_sha256,
                 "history_policy_id": policies.policy_id(history),
+                PROFILE_KEY: profile,
             },
         )
         head = chain.append(self._store, None, record)
@@ -142,3 +166,12 @@ def task_id_of(request: bytes) -> str:
     import json  # noqa: PLC0415 - two uses a rollout
 
     return json.loads(request)["rollout"]["task"]["task_id"]
+
+
+def _adapter(rollout: Rollout) -> ModelAdapter:
+    try:
+        return load_adapter(rollout.adapter.name, dict(rollout.adapter.options))
+    except AdapterError as error:
+        raise failure(
+            OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`"
+        ) from error

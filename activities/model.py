@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from temporalio import activity
 
 from activities._boundary import boundary
 from activities._failpoints import reach
-from activities._failures import failure
+from activities._failures import call_failure, failure
 from activities._prompt import AdapterVersionError, Prompt, PromptBuilder
 from osworld_rollouts.contracts.action import describe
 from osworld_rollouts.contracts.evidence import ModelCallRecord
@@ -24,7 +23,7 @@ from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
 from osworld_rollouts.serving.client import RawReply, send
 from osworld_rollouts.serving.errors import ModelCallError, ReplyUnreadable
-from osworld_rollouts.serving.exact import ask_for_evidence, judge
+from osworld_rollouts.serving.exact import ask_for_evidence, end_tokens, judge
 from osworld_rollouts.serving.journal import Attempt, CallKey, Journal, put_request
 from osworld_rollouts.serving.reply import read_reply
 from osworld_rollouts.serving.secrets import KeyMissing, resolve_key
@@ -77,8 +76,10 @@ class ModelActivities:
         raw = found.reply
         if raw is None:
             raw, overflow = await self._buy(step, prompt, request, key, sent)
-        reply, parsed = self._parse(raw, request, prompt)
-        record = self._record(step, records, prompt, request, sent, raw, reply, parsed, overflow, found.earlier)
+        reply, parsed = await asyncio.to_thread(self._parse, raw, request, prompt, records)
+        record = await asyncio.to_thread(
+            self._record, step, records, prompt, request, sent, raw, reply, parsed, overflow, found.earlier
+        )
         head = await asyncio.to_thread(chain.append, self._store, step.head, record)
         return _result(head, record, parsed, reused=reused, latency_ms=record.latency_ms)
 
@@ -108,7 +109,7 @@ class ModelActivities:
             await asyncio.to_thread(self._journal.failed, key, request_id, error)
             if error.kind == "context_overflow":
                 return None, error
-            raise _call_failure(error) from error
+            raise call_failure(error, "model") from error
         reach("model-after-reply")
         await asyncio.to_thread(self._journal.received, key, raw)
         reach("model-after-journal")
@@ -116,12 +117,14 @@ class ModelActivities:
         return raw, None
 
     def _parse(
-        self, raw: RawReply | None, request: ModelRequest, prompt: Prompt
+        self, raw: RawReply | None, request: ModelRequest, prompt: Prompt, records: list[Record]
     ) -> tuple[Reply | None, ParsedReply | None]:
         if raw is None:
             return None, None
         try:
-            reply = read_reply(request.api, raw.body, max_tokens=prompt.sampling.max_tokens)
+            reply = read_reply(
+                request.api, raw.body, max_tokens=prompt.sampling.max_tokens, eos=end_tokens(self._store, records)
+            )
         except ReplyUnreadable as error:
             raise failure(
                 OutcomeKind.MODEL_REJECTED,
@@ -228,23 +231,6 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in reply.tool_calls
     ]
-
-
-def _call_failure(error: ModelCallError) -> Exception:
-    kind = OutcomeKind.MODEL_UNREACHABLE if error.retryable else OutcomeKind.MODEL_REJECTED
-    return failure(
-        kind,
-        error.message,
-        phase="model",
-        remedy=error.remedy,
-        retry=error.retryable,
-        retry_after_s=error.retry_after,
-        details={
-            "kind": error.kind,
-            "status": str(error.status),
-            "sample_may_exist": json.dumps(error.sample_may_exist),
-        },
-    )
 
 
 def _result(

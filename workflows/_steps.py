@@ -31,14 +31,16 @@ class Steps:
         return RetryPolicy(initial_interval=_s(1), backoff_coefficient=2, maximum_interval=_s(30))
 
     async def open_execution(self, step: steps.OpenExecution) -> steps.Opened:
-        """Begin the evidence chain. Idempotent."""
+        """Begin the evidence chain; for exact evidence the model's server is probed first. Idempotent."""
+        probing_s = self._timing.model_s if step.request.rollout.evidence == "exact" else 0
         return await workflow.execute_activity(
             "open_execution",
             step,
             result_type=steps.Opened,
             summary=f"begin evidence of {step.execution_id}",
-            start_to_close_timeout=_s(self._timing.evidence_s),
+            start_to_close_timeout=_s(self._timing.evidence_s + probing_s),
             schedule_to_close_timeout=_s(self._timing.evidence_total_s),
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=self._patient,
         )
 

@@ -210,15 +210,12 @@ class Turns:
             OperationTrace(operation_id=item.operation_id, seq=item.seq, action=item.action.summary, state="intended")
             for item in operations
         ]
-        first = len(self.ledger)
         self.ledger.extend(traces)
         performed = await self._perform(operations, self.head)
         self.head = performed.head
         codes = {item.operation_id: item.returncode for item in performed.outcomes}
-        for offset, trace in enumerate(traces):
-            self.ledger[first + offset] = trace.model_copy(
-                update={"state": "observed", "returncode": codes.get(trace.operation_id)}
-            )
+        for trace in traces:
+            self._mark(trace.operation_id, "observed", codes.get(trace.operation_id))
 
     async def _perform(self, operations: tuple[steps.Operation, ...], record: str) -> steps.Performed:
         """Dispatch once; when the reply is lost, ask the guest, and dispatch again only what never arrived."""
@@ -241,6 +238,9 @@ class Turns:
                 timeout_s=timing.operation_s,
                 known=known,
             )
+            for item in operations:
+                if item.operation_id not in known:
+                    self._mark(item.operation_id, "dispatched")
             try:
                 return await self.execution.steps.perform(self.lease, step, waits + rollout.settle.max_s)
             except ActivityError as error:
@@ -285,7 +285,16 @@ class Turns:
                         remedy="nothing to mend; a new execution starts on a fresh desktop if the retry budget allows",
                     )
                 )
-        return tuple(item.operation_id for item in recovered.operations if item.state == "finished")
+        finished = tuple(item.operation_id for item in recovered.operations if item.state == "finished")
+        for operation_id in finished:
+            self._mark(operation_id, "landed")
+        return finished
+
+    def _mark(self, operation_id: str, state: str, returncode: int | None = None) -> None:
+        for place in range(len(self.ledger) - 1, -1, -1):
+            if self.ledger[place].operation_id == operation_id:
+                self.ledger[place] = self.ledger[place].model_copy(update={"state": state, "returncode": returncode})
+                return
 
     def _note(self, reply: steps.ModelReply) -> None:
         words = "; ".join(action.summary for action in reply.actions) or "no action"
