@@ -158,7 +158,7 @@ class Endpoints:
                     return self.fork_server.run(code, timeout)
             return run_command(command, shell=shell, timeout=timeout)
         except CommandTimeout as late:
-            raise ApiError(500, "command_timeout", str(late), **_streams(late.outcome)) from late
+            raise ApiError(500, "command_timeout", str(late), **_partial(late.outcome)) from late
         except ForkServerDied as error:
             raise ApiError(500, "operation_interrupted", str(error)) from error
         except (OSError, ValueError) as error:
@@ -173,7 +173,7 @@ class Endpoints:
         interval = float(data.get("check_interval", 1))
         while (lacks := self._lacks(verification, timeout)) is not None:
             if time.monotonic() >= deadline:
-                raise ApiError(500, "verification_failed", lacks, **_streams(outcome))
+                raise ApiError(500, "verification_failed", lacks, **_partial(outcome))
             time.sleep(interval)
         return Reply.json({"status": "success", **_streams(outcome), "verification": "passed"})
 
@@ -256,9 +256,7 @@ class Endpoints:
                 file.write(code)
             outcome = run_command(["python3", path], timeout=limit)
         except CommandTimeout as late:
-            raise ApiError(
-                500, "command_timeout", str(late), need_more=False, **_streams(late.outcome, "return_code")
-            ) from late
+            raise ApiError(500, "command_timeout", str(late), need_more=False, **_partial(late.outcome)) from late
         finally:
             Path(path).unlink()
         streams = _streams(outcome, "return_code")
@@ -290,6 +288,11 @@ class Endpoints:
             Path(path).unlink()
         status = "success" if outcome.returncode == 0 else "error"
         return Reply.json({"status": status, **_streams(outcome)})
+
+
+def _partial(outcome: Outcome) -> dict[str, Any]:
+    # "error" of an error reply says what went wrong, so what was printed there is called `stderr`.
+    return {"output": outcome.output, "stderr": outcome.error, "returncode": outcome.returncode}
 
 
 def _streams(outcome: Outcome, code_name: str = "returncode") -> dict[str, Any]:

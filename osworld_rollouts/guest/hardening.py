@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import signal
 
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -17,6 +19,11 @@ def hide_from_same_user() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Be asked to end when the process that started this one ends; to be called between fork and exec."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -141,7 +141,9 @@ class Guest:
 
 
 def _operation_headers(request: Request) -> tuple[str, int, int]:
-    operation_id, seq, fence = (request.headers.get(name, "") for name in OPERATION_HEADERS)
+    # http.server reads header bytes as Latin-1; ids are UTF-8.
+    given = (request.headers.get(name, "") for name in OPERATION_HEADERS)
+    operation_id, seq, fence = (value.encode("latin-1").decode("utf-8", "replace") for value in given)
     if operation_id and seq.isdecimal() and fence.isdecimal():
         return operation_id, int(seq), int(fence)
     raise ApiError(

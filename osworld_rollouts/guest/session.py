@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .hardening import adopt_orphans, hide_from_same_user
+from .hardening import adopt_orphans, end_with_parent, hide_from_same_user
 from .xauth import write_cookie
 
 DISPLAY_TIMEOUT_S = 20
@@ -40,6 +40,7 @@ class Settings:
     token_fd: int | None = None
     relays: list[str] = field(default_factory=list)
     marker: str = ""
+    """In every program's environment as OSWORLD_DESKTOP, so that the host finds what an ended session left."""
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Session:
         Path(self._settings.runtime).mkdir(parents=True, exist_ok=True, mode=0o700)
         Path("/tmp/.X11-unix").mkdir(mode=0o1777, exist_ok=True)
         bus = f"unix:path={self._settings.runtime}/bus"
+        os.environ["OSWORLD_DESKTOP"] = self._settings.marker
         os.environ["XDG_RUNTIME_DIR"] = self._settings.runtime
         os.environ["DBUS_SESSION_BUS_ADDRESS"] = bus
         os.chdir(os.environ["HOME"])
@@ -93,7 +95,13 @@ class Session:
         self._keep("panel", ["xfce4-panel", "--disable-wm-check"])
         self._keep("background", ["xfdesktop", "--disable-wm-check"])
         self._keep("accessibility-bus", ["/usr/libexec/at-spi-bus-launcher", "--launch-immediately"])
-        return self._watch(display)
+        try:
+            return self._watch(display)
+        finally:
+            # Asked, not killed, so that it removes its lock and its socket.
+            display.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                display.wait(2)
 
     def _start_display(self) -> subprocess.Popen[bytes]:
         size = f"{self._settings.width}x{self._settings.height}x24"
@@ -106,7 +114,13 @@ class Session:
         command = ["Xvfb", *([self._settings.display] if self._settings.display else []), "-displayfd", str(writer)]
         command += ["-screen", "0", size, "-dpi", "96", "-nolisten", "tcp", "-noreset", "-auth", str(self._authority)]
         command += ["-extension", "GLX"]
-        process = subprocess.Popen(command, pass_fds=[writer], stdin=subprocess.DEVNULL, stderr=self._log("display"))
+        process = subprocess.Popen(
+            command,
+            pass_fds=[writer],
+            stdin=subprocess.DEVNULL,
+            stderr=self._log("display"),
+            preexec_fn=end_with_parent,
+        )
         os.close(writer)
         return process
 
@@ -141,6 +155,7 @@ class Session:
                 stdout=(log := self._log(service.name)),
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - one thread
             )
         except OSError as error:
             self._say(f"{service.name} cannot be started: {error}")

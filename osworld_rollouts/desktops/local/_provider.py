@@ -134,7 +134,7 @@ class LocalDesktopProvider:
                     "destroy the lease and start a new execution"
                 )
             if known is not None:
-                processes.end(known.marker, gently=known.tier == "process")
+                processes.end(known.marker, sandboxed=known.tier == "bubblewrap")
             self._registry.remove(folder)
             return self._make(spec, lease_id, owner, identity, folder)
 
@@ -260,7 +260,7 @@ class LocalDesktopProvider:
         with self._registry.lock(lease_id) as folder:
             record = self._registry.read(lease_id)
             if record is not None:
-                processes.end(record.marker, gently=record.tier == "process")
+                processes.end(record.marker, sandboxed=record.tier == "bubblewrap")
             self._registry.remove(folder)
 
 

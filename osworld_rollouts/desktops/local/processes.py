@@ -1,8 +1,9 @@
 """Find a desktop's processes again, and end them and nothing else.
 
-A desktop's first process carries its marker, a random word, in the settings it was started with. A process is ours if its arguments
-have the exact form we start, with that marker; it is killed through a pidfd that was opened before the check, so that a reused
-process id cannot be hit.
+Whatever starts a desktop, from the first shell to its session, carries the session's settings as its last argument, and in
+them a random marker. A process is ours if its arguments have exactly that form; it is killed through a pidfd that was opened before the
+check, so that a reused process id cannot be hit. Plain processes without a sandbox around them can outlive their session: they are
+told by the marker in their environment.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_rollouts.desktops._provider import DesktopError
+from osworld_rollouts.desktops.local.sandbox import PYTHON
 
 PROC = Path("/proc")
+VARIABLE = "OSWORLD_DESKTOP"
+"""Set by the session for every program of a desktop (`guest/session.py`)."""
 
 
 @dataclass(frozen=True)
@@ -31,41 +34,37 @@ class Found:
 
 
 def find(marker: str) -> list[Found]:
-    """The session of this marker and the sandbox around it; empty when the desktop is not running."""
+    """The session of this marker and what starts or surrounds it; empty when the desktop is not running."""
     return [process for pid in _pids() if (process := _inspect(pid, marker)) is not None]
 
 
 def alive(marker: str) -> bool:
-    """Whether the desktop's session is running."""
-    return any(process.session for process in find(marker))
+    """Whether the desktop is running or about to."""
+    return bool(find(marker))
 
 
-def end(marker: str, *, gently: bool, timeout: float = 10.0) -> None:
+def end(marker: str, *, sandboxed: bool, timeout: float = 10.0) -> None:
     """End every process of this desktop.
 
-    In a sandbox the session is process 1 of its own process namespace: the kernel ends all others with it. `gently` is for the
-    plain-process tier, where the session itself has to end its descendants first.
+    In a sandbox the session is process 1 of its own process namespace: the kernel ends all others with it. Otherwise the session is
+    asked first, because it knows its descendants, and what outlived it is looked for.
 
     Raises:
         DesktopError: something survived.
     """
     deadline = time.monotonic() + timeout
-    descendants: dict[int, int] = {}
-    if gently:
+    if not sandboxed:
         for process in find(marker):
-            descendants.update(_descendants(process.pid))
-            _signal(process, marker, signal.SIGTERM)
+            if process.session:
+                _signal(process, signal.SIGTERM)
         while find(marker) and time.monotonic() < deadline - timeout / 2:
             time.sleep(0.02)
-    while processes := find(marker):
-        for process in processes:
-            if process.session or not any(other.session for other in processes):
-                _signal(process, marker, signal.SIGKILL)
+    while left := [*find(marker), *([] if sandboxed else _outliving(marker))]:
+        for process in left:
+            _signal(process, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise DesktopError(f"processes {[process.pid for process in processes]} of desktop {marker} do not end")
+            raise DesktopError(f"processes {[process.pid for process in left]} of desktop {marker} do not end")
         time.sleep(0.01)
-    for pid, started in descendants.items():
-        _kill_started_at(pid, started)
 
 
 def _inspect(pid: int, marker: str) -> Found | None:
@@ -81,52 +80,43 @@ def _inspect(pid: int, marker: str) -> Found | None:
     with contextlib.suppress(ValueError):
         settings = json.loads(words[-1])
         if isinstance(settings, dict) and settings.get("marker") == marker:
-            return Found(pid, started, session=not words[0].endswith(b"bwrap"))
+            return Found(pid, started, session=len(words) == 4 and words[0] == PYTHON.encode())
     return None
 
 
-def _signal(process: Found, marker: str, number: signal.Signals) -> None:
+def _outliving(marker: str) -> list[Found]:
+    """Processes with the marker in their environment, and what is below them."""
+    parents: dict[int, int] = {}
+    marked: set[int] = set()
+    wanted = f"{VARIABLE}={marker}".encode()
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            parents[pid] = int(_stat(pid)[1])
+            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                marked.add(pid)
+    layer = marked
+    while layer := {pid for pid, parent in parents.items() if parent in layer} - marked:
+        marked |= layer
+    found: list[Found] = []
+    for pid in marked:
+        with contextlib.suppress(OSError):
+            if _stat(pid)[0] != "Z":
+                found.append(Found(pid, _start_time(pid), session=False))
+    return found
+
+
+def _signal(process: Found, number: signal.Signals) -> None:
+    """Signal exactly this process: the descriptor is opened first, then it is checked that it is still the one that was found."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
-        if _inspect(process.pid, marker) == process:
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
+            if _start_time(process.pid) == process.started:
                 signal.pidfd_send_signal(handle, number)
     finally:
         os.close(handle)
-
-
-def _kill_started_at(pid: int, started: int) -> None:
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        with contextlib.suppress(OSError):
-            if _start_time(pid) == started:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-                select.select([handle], [], [], 2)
-    finally:
-        os.close(handle)
-
-
-def _descendants(ancestor: int) -> dict[int, int]:
-    parents: dict[int, int] = {}
-    for pid in _pids():
-        with contextlib.suppress(OSError):
-            parents[pid] = int(_stat(pid)[1])
-    found: list[int] = []
-    layer = [ancestor]
-    while layer:
-        layer = [pid for pid, parent in parents.items() if parent in layer]
-        found += layer
-    result: dict[int, int] = {}
-    for pid in found:
-        with contextlib.suppress(OSError):
-            result[pid] = _start_time(pid)
-    return result
 
 
 def _pids() -> list[int]:

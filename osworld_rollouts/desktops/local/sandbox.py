@@ -72,8 +72,10 @@ ETC = [
     "xdg",
 ]
 """Entries of the host's /etc that programs need; the rest (accounts, keys, mounts) stays outside."""
-TMP_BYTES = str(4 * 2**30)
+TMP_BYTES = 4 * 2**30
 """Most that may lie in the desktop's /tmp, which is memory."""
+_MEMORY_FOLDERS = ["--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108 - its own
+_MEMORY_FOLDERS += ["--tmpfs", "/run", "--tmpfs", "/home"]
 VAR = [
     "/var/cache/fontconfig",
     "/var/lib/libreoffice",
@@ -191,20 +193,7 @@ def command(tier: Tier, layout: Layout, settings: dict[str, Any], *, network: st
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "desktop", "--cap-drop", "ALL"),
         *(word for name in ("/etc", "/opt") for word in ("--perms", "0755", "--dir", name)),
         *_system(),
-        *(
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--size",
-            TMP_BYTES,
-            "--tmpfs",
-            "/tmp",
-            "--tmpfs",
-            "/run",
-            "--tmpfs",
-            "/home",
-        ),
+        *_MEMORY_FOLDERS,
         *(word for name in ("/run/guest", "/run/user") for word in ("--perms", "0755", "--dir", name)),
         *("--perms", "0700", "--dir", f"/run/user/{UID}"),
         *bound,
