@@ -148,7 +148,9 @@ def _is_index(content: Any) -> bool:
 
 
 def _task(document: Any, path: Path) -> Task:
-    if isinstance(document, dict) and isinstance(document.get("id"), str):
+    if not isinstance(document, dict):
+        raise TaskError(f"{path}: an OSWorld task is a JSON object with id, instruction, config and evaluator")
+    if isinstance(document.get("id"), str):
         _check_name(document["id"], str(path))
     try:
         task = Task.from_document(document, _domain(document, path))
@@ -164,10 +166,10 @@ def _task(document: Any, path: Path) -> Task:
     return task
 
 
-def _domain(document: Any, path: Path) -> str:
+def _domain(document: dict[str, Any], path: Path) -> str:
     if path.parent.name in _DOMAINS or path.parent.parent.name == "examples":
         return path.parent.name
-    stated = document.get("domain") if isinstance(document, dict) else None
+    stated = document.get("domain")
     return stated if isinstance(stated, str) and stated else "custom"
 
 

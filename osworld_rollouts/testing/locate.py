@@ -1,6 +1,6 @@
 """Finding a small picture on a screenshot, the way a person finds a button: by how it looks.
 
-Normalised cross-correlation (Lewis, "Fast Normalized Cross-Correlation", 1995): candidates on the grey image through one
+First the place where every pixel is equal, which costs milliseconds. Failing that, normalised cross-correlation (Lewis, "Fast Normalized Cross-Correlation", 1995): candidates on the grey image through one
 Fourier transform, then the best few judged exactly in colour, so that a grey switch is not taken for a blue one.
 """
 
@@ -60,6 +60,8 @@ class Screen:
         rows, columns = template.shape[:2]
         if window.shape[0] < rows or window.shape[1] < columns:
             return None
+        if (place := _equal(window, template)) is not None:
+            return Match(place[1] + max(left, 0), place[0] + max(top, 0), columns, rows, 1.0)
         grey = _likeness(window.mean(axis=2), template.mean(axis=2))
         best: Match | None = None
         for y, x in _peaks(grey):
@@ -88,6 +90,25 @@ def _decode(encoded: bytes) -> NDArray[np.float32]:
             return np.asarray(image.convert("RGB"), dtype=np.float32)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise UnreadableImageError(f"not an image: {error}") from error
+
+
+def _equal(image: NDArray[np.float32], template: NDArray[np.float32]) -> tuple[int, int] | None:
+    """The first (y, x) where the image is the template, pixel by pixel."""
+    whole, part = _packed(image), _packed(template)
+    colours, counts = np.unique(part, return_counts=True)
+    rare_y, rare_x = np.argwhere(part == colours[counts.argmin()])[0]
+    rows, columns = part.shape
+    fitting = whole[rare_y : whole.shape[0] - rows + rare_y + 1, rare_x : whole.shape[1] - columns + rare_x + 1]
+    for y, x in np.argwhere(fitting == part[rare_y, rare_x]):
+        if whole[y, x] == part[0, 0] and np.array_equal(whole[y : y + rows, x : x + columns], part):
+            return int(y), int(x)
+    return None
+
+
+def _packed(image: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """One number for each pixel's colour."""
+    red, green, blue = np.moveaxis(image.astype(np.uint32), 2, 0)
+    return red << 16 | green << 8 | blue
 
 
 def _likeness(image: NDArray[np.float32], template: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -8,7 +8,9 @@ import io
 from PIL import Image, ImageDraw
 
 INSTRUCTION = "Press the red button, then say hello."
-BUTTONS = {"red": (1200, 300), "blue": (400, 700)}
+BUTTONS = {"red": (400, 200), "blue": (100, 380)}
+RED = "430, 212"
+"""The red button's middle."""
 
 
 def draw_button(name: str) -> Image.Image:
@@ -19,7 +21,7 @@ def draw_button(name: str) -> Image.Image:
     return button
 
 
-def draw_screen(*names: str, size: tuple[int, int] = (1920, 1080)) -> bytes:
+def draw_screen(*names: str, size: tuple[int, int] = (640, 480)) -> bytes:
     """PNG of a desktop with a texture and the named buttons."""
     screen = Image.new("RGB", size, "#336655")
     pen = ImageDraw.Draw(screen)

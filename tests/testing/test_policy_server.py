@@ -18,8 +18,9 @@ import pytest
 from osworld_rollouts.testing import tokens
 from osworld_rollouts.testing.policy_server import MODEL, PolicyServer
 from osworld_rollouts.testing.scripts import code_script
-from tests.testing.screens import INSTRUCTION, chat_body, draw_screen
+from tests.testing.screens import INSTRUCTION, RED, chat_body, draw_screen
 
+IMAGE_TOKENS = tokens.ImageSize(640, 480).tokens
 BOTH, BLUE, NOTHING = draw_screen("red", "blue"), draw_screen("blue"), draw_screen()
 
 
@@ -52,7 +53,7 @@ def text_of(reply: tuple[int, dict]) -> str:
 
 
 async def test_it_plays_the_script_and_clicks_what_it_sees(ask):
-    assert text_of(await ask(BOTH, turn=0)) == "I press it.\n```python\npyautogui.click(1230, 312)\n```"
+    assert text_of(await ask(BOTH, turn=0)) == f"I press it.\n```python\npyautogui.click({RED})\n```"
     second = text_of(await ask(BOTH, BOTH, turn=1))
     assert (
         "pyautogui.write('it\\'s \"hello\"\\n', interval=0.02)\ntime.sleep(0.5)\npyautogui.hotkey('ctrl', 's')"
@@ -75,7 +76,7 @@ async def test_it_waits_for_what_it_does_not_see_and_then_takes_another_way(ask)
 
 async def test_it_goes_on_as_soon_as_the_target_appears(ask):
     assert "WAIT" in text_of(await ask(NOTHING, turn=0))
-    assert "click(1230, 312)" in text_of(await ask(BOTH, turn=1))
+    assert f"click({RED})" in text_of(await ask(BOTH, turn=1))
 
 
 async def test_without_another_way_it_says_fail(script, session):
@@ -151,7 +152,7 @@ async def test_exact_evidence_is_consistent(ask):
     assert len(choice["token_ids"]) == len(entries) == body["usage"]["completion_tokens"]
     assert len(body["prompt_token_ids"]) == body["usage"]["prompt_tokens"]
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
-    assert body["prompt_token_ids"].count(tokens.IMAGE_PAD) == 2 * 252
+    assert body["prompt_token_ids"].count(tokens.IMAGE_PAD) == 2 * IMAGE_TOKENS
     assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
 
@@ -289,7 +290,7 @@ async def test_useless_replies_do_not_advance_the_script(ask, fault, content):
     text = text_of(await ask(BOTH, turn=0, model=f"{MODEL}:{fault}=x1"))
     assert content in text
     assert not text.endswith("```")
-    assert "click(1230, 312)" in text_of(await ask(BOTH, turn=0, model=f"{MODEL}:{fault}=x1"))
+    assert f"click({RED})" in text_of(await ask(BOTH, turn=0, model=f"{MODEL}:{fault}=x1"))
 
 
 async def test_a_truncated_reply_says_length(ask):
@@ -334,7 +335,7 @@ async def test_a_wrong_key(script, session):
 
 async def test_many_at_once(ask):
     replies = await asyncio.gather(*(ask(BOTH, turn=0, execution=f"c/t/{number}/x1") for number in range(8)))
-    assert all("click(1230, 312)" in text_of(reply) for reply in replies)
+    assert all(f"click({RED})" in text_of(reply) for reply in replies)
 
 
 async def test_solutions_that_are_code(session):
