@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
+    from osworld_rollouts.console.rollouts import RolloutRow
     from osworld_rollouts.console.services import Services
     from osworld_rollouts.contracts.request import RolloutRequest, Task
     from osworld_rollouts.settings import Settings
@@ -201,77 +202,71 @@ async def _report(
     plan: _Plan,
     out: Output,
 ) -> None:
-    links = Links.of(services.settings)
+    links, campaign = Links.of(services.settings), requests[0].campaign_id
     rows = {
-        row.rollout_id: row
-        for row in await find_rollouts(services.client, Filter(campaign=requests[0].campaign_id), len(requests))
+        row.rollout_id: row for row in await find_rollouts(services.client, Filter(campaign=campaign), len(requests))
     }
-    table: list[list[str | Text]] = []
-    records: list[dict[str, Any]] = []
-    for request in requests:
-        result, failure = progress.ended.get(request.rollout_id, (None, None))
-        row = rows.get(request.rollout_id)
-        elapsed = row.elapsed_s if row else 0.0
-        urls = {
-            "temporal": links.workflow(rollout_workflow_id(request.rollout_id), row.run_id if row else None),
-            "page": links.rollout(request.rollout_id),
-            "file": pages[request.rollout_id].as_uri() if request.rollout_id in pages else None,
-        }
-        records.append(
-            {
-                "rollout_id": request.rollout_id,
-                "result": result.model_dump(mode="json") if result else None,
-                "failure": failure,
-                "elapsed_s": round(elapsed, 3),
-                "links": urls,
-            }
-        )
-        outcome = result.outcome if result else None
-        cells = (
-            [score_text(outcome.score), outcome_text(outcome.kind, outcome.eligible), str(outcome.turns)]
-            if outcome
-            else [score_text(None), Text("no result", style=STYLES["bad"]), ""]
-        )
-        table.append(
-            [
-                request.rollout.task.task_id,
-                *cells,
-                str(len(result.executions)) if result else "",
-                duration(elapsed),
-                urls["page"] or urls["file"] or "",
-            ]
-        )
+    records = [
+        _record(request.rollout_id, progress, rows.get(request.rollout_id), pages, links) for request in requests
+    ]
     out.record(
-        {
-            "campaign": requests[0].campaign_id,
-            "scripted": plan.scripted,
-            "rollouts": records,
-            "temporal_ui": links.ui_url,
-        }
+        {"campaign": campaign, "scripted": plan.scripted, "rollouts": records, "temporal_ui": links.campaign(campaign)}
     )
     out.table(
-        ("task", "score", "outcome", "turns", "attempts", "time", "page"),
-        table,
+        ("task", "score", "outcome", "turns", "attempts", "time"),
+        [_cells(request, progress, record["elapsed_s"]) for request, record in zip(requests, records, strict=True)],
         right=("score", "turns", "attempts", "time"),
     )
-    out.line()
     for request in requests:
         result, failure = progress.ended.get(request.rollout_id, (None, None))
         cause = result.outcome.cause.message if result and result.outcome.cause else failure
         if cause:
             out.line(f"{request.rollout.task.task_id}: {one_line(cause, 400)}", style=STYLES["bad"])
+    out.line()
+    for record in records:
+        out.line(f"page      {record['links']['page'] or record['links']['file'] or 'none: no evidence was written'}")
+    if pages:
+        out.line(f"as files  {(services.settings.state_dir / 'pages' / campaign).as_uri()}")
+    if links.ui_url:
+        out.line(f"Temporal  {links.campaign(campaign)}")
+    out.line()
     if plan.scripted:
         out.line(
             "The policy was a script, not a model. Yours: rollouts demo --base-url https://…/v1 --model NAME",
             style="dim",
         )
-    if links.ui_url:
-        out.line(
-            f"In Temporal: {links.ui_url}/namespaces/{links.namespace}/workflows?query=RolloutCampaign%3D%22{requests[0].campaign_id}%22"
-        )
-    if pages:
-        out.line(f"As files:    {(services.settings.state_dir / 'pages' / requests[0].campaign_id).as_uri()}")
     out.line("Temporal server and page still run; `rollouts down` ends them.", style="dim")
+
+
+def _record(
+    rollout_id: str, progress: Progress, row: RolloutRow | None, pages: dict[str, Path], links: Links
+) -> dict[str, Any]:
+    result, failure = progress.ended.get(rollout_id, (None, None))
+    urls = {
+        "temporal": links.workflow(rollout_workflow_id(rollout_id), row.run_id if row else None),
+        "page": links.rollout(rollout_id),
+        "file": pages[rollout_id].as_uri() if rollout_id in pages else None,
+    }
+    elapsed = round(row.elapsed_s, 3) if row else 0.0
+    return {
+        "rollout_id": rollout_id, "result": result.model_dump(mode="json") if result else None, "failure": failure, "elapsed_s": elapsed, "links": urls
+    }  # fmt: skip
+
+
+def _cells(request: RolloutRequest, progress: Progress, elapsed_s: float) -> list[str | Text]:
+    task = request.rollout.task.task_id
+    result, _ = progress.ended.get(request.rollout_id, (None, None))
+    if result is None:
+        return [task, score_text(None), Text("no result", style=STYLES["bad"]), "", "", duration(elapsed_s)]
+    outcome = result.outcome
+    return [
+        task,
+        score_text(outcome.score),
+        outcome_text(outcome.kind, outcome.eligible),
+        str(outcome.turns),
+        str(len(result.executions)),
+        duration(elapsed_s),
+    ]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from osworld_rollouts.console.embedded import NAME as SERVER
 from osworld_rollouts.console.processes import Registry
+from osworld_rollouts.temporal import CAMPAIGN
 
 if TYPE_CHECKING:
     from osworld_rollouts.settings import Settings
@@ -35,6 +36,13 @@ class Links:
             return None
         run = f"/{quote(run_id, safe='')}/history" if run_id else ""
         return f"{self.ui_url.rstrip('/')}/namespaces/{quote(self.namespace, safe='')}/workflows/{quote(workflow_id, safe='')}{run}"
+
+    def campaign(self, campaign: str) -> str | None:
+        """A campaign's workflows in the Temporal UI."""
+        if not self.ui_url:
+            return None
+        query = quote(f'{CAMPAIGN.name}="{campaign}"', safe="")
+        return f"{self.ui_url.rstrip('/')}/namespaces/{quote(self.namespace, safe='')}/workflows?query={query}"
 
     def rollout(self, rollout_id: str) -> str | None:
         """A rollout on our page."""

@@ -44,7 +44,7 @@ _PHASES = {
     "evaluating": "OSWorld's evaluator looks",
     "teardown": "removing the desktop",
     "sealing": "sealing the evidence",
-    "closed": "done",
+    "closed": "attempt ended",
 }
 
 

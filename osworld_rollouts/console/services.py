@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 WORKER = "worker"
 VIEWER = "viewer"
+POLL_S = 75
+"""A poll waits up to a minute for work; who has not polled for longer is gone. The server itself remembers for five minutes."""
+
 _OURS = ("default", "server started by `rollouts up`")
 
 
@@ -98,11 +102,16 @@ async def start_services(
 async def pollers(
     client: Client, queue: str, kind: TaskQueueType.ValueType = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
 ) -> list[str]:
-    """Identities of the workers that polled a task queue within the last minutes."""
+    """Identities of the workers that poll a task queue. A dead one is gone from the list after POLL_S."""
     answer = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind)
     )
-    return [poller.identity for poller in answer.pollers]
+    now = datetime.now(UTC)
+    return [
+        poller.identity
+        for poller in answer.pollers
+        if (now - poller.last_access_time.ToDatetime(UTC)).total_seconds() < POLL_S
+    ]
 
 
 async def _ensure_worker(
