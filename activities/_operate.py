@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from activities._failpoints import reach
 from activities._failures import failure, unconfirmed
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.contracts.steps import OperationOutcome
 from osworld_rollouts.desktops.guest_client import GuestError, GuestRefused, GuestUnreachable, Operation, ReplyLost
+from osworld_rollouts.failpoints import reach
 
 if TYPE_CHECKING:
     from osworld_rollouts.desktops.guest_client import GuestClient, OperationStatus
@@ -36,12 +36,12 @@ async def operate(client: GuestClient, code: str, operation: Operation) -> Lande
         ApplicationError: operation_refused; operation_indeterminate; operation_unconfirmed when the ledger cannot be asked either.
         GuestUnreachable: never sent, and the guest cannot be reached.
     """
-    reach("act-before-dispatch")
+    reach("act-before-dispatch", operation.operation_id)
     started = time.monotonic()
     while True:
         try:
             result = await client.execute(["python", "-c", code], operation=operation)
-            reach("act-after-landing")
+            reach("act-after-landing", operation.operation_id)
         except GuestUnreachable:
             if time.monotonic() - started > _RECONNECT_S:
                 raise

@@ -24,6 +24,7 @@ from osworld_rollouts.desktops._provider import DesktopError, DesktopLost, Deskt
 from osworld_rollouts.desktops.guest_client import GuestClient, GuestError, GuestUnreachable, Operation
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
+from osworld_rollouts.failpoints import reach
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -79,6 +80,8 @@ class DesktopActivities:
             boundary("acting", execution_id=step.execution_id, turn=step.turn, lease_id=step.lease_id),
             on_desktop(self._host, step, "acting") as (record, client),
         ):
+            last = step.operations[-1].operation_id if step.operations else step.execution_id
+            reach("act-started", last)
             facts = await asyncio.to_thread(self._executions.at, step.head)
             actions = await asyncio.to_thread(self._actions, step.record)
             settle = facts.request.rollout.settle
@@ -98,6 +101,7 @@ class DesktopActivities:
                 first_s=first,
                 limit_s=settle.max_s,
             )
+            reach("act-after-observation", last)
             written = OperationsRecord(
                 **facts.place(step.execution_id),
                 recorded_at=datetime.now(UTC),
@@ -107,6 +111,7 @@ class DesktopActivities:
                 observation=observation,
             )
             head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            reach("act-after-record", last)
             return steps.Performed(head=head, outcomes=tuple(outcomes))
 
     async def _one(

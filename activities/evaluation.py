@@ -13,7 +13,6 @@ from temporalio import activity
 
 from activities._boundary import boundary
 from activities._execution import ExecutionFacts, Executions
-from activities._failpoints import reach
 from activities._failures import failure
 from activities._observe import observe
 from activities.desktop import on_desktop
@@ -23,6 +22,7 @@ from osworld_rollouts.contracts.evidence import DesktopPrepared, EvaluationRecor
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
+from osworld_rollouts.failpoints import reach
 from osworld_rollouts.osworld.job import (
     EvaluationFailed,
     FailureKind,
@@ -70,12 +70,12 @@ class EvaluationActivities:
             facts = await asyncio.to_thread(self._executions.at, step.head)
             self._check(facts)
             job = self._job(step, record, facts, "setup", step.first_seq, step.timeout_s)
-            reach("prepare-before-setup")
+            reach("prepare-started", step.execution_id)
             try:
                 report = await self._evaluator.prepare(job, heartbeat=activity.heartbeat)
             except PrepareFailed as error:
                 raise await self._prepare_failure(error, step, "preparing") from error
-            reach("prepare-after-setup")
+            reach("prepare-after-setup", step.execution_id)
             rollout = facts.request.rollout
             observation = await observe(
                 client,
@@ -86,6 +86,7 @@ class EvaluationActivities:
                 first_s=rollout.settle.min_s,
                 limit_s=rollout.settle.after_setup_s,
             )
+            reach("prepare-after-observation", step.execution_id)
             lease = Lease(
                 lease_id=record.lease_id,
                 provider=record.provider,
@@ -109,6 +110,7 @@ class EvaluationActivities:
                 evaluator=self._evaluator.identity(),
             )
             head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            reach("prepare-after-record", step.execution_id)
             log.info("task prepared", steps=report.steps, seconds=report.duration_ms / 1000)
             return steps.Prepared(head=head, next_seq=report.next_seq, steps=report.steps)
 
@@ -126,12 +128,12 @@ class EvaluationActivities:
             facts = await asyncio.to_thread(self._executions.at, step.head)
             await asyncio.sleep(facts.request.rollout.settle.before_evaluation_s)
             job = self._job(step, record, facts, "post", step.first_seq, step.timeout_s)
-            reach("post-before-steps")
+            reach("post-started", step.execution_id)
             try:
                 report = await self._evaluator.post_steps(job, heartbeat=activity.heartbeat)
             except PrepareFailed as error:
                 raise await self._prepare_failure(error, step, "post-steps") from error
-            reach("post-after-steps")
+            reach("post-after-steps", step.execution_id)
             written = PostStepsRecord(
                 **facts.place(step.execution_id),
                 recorded_at=datetime.now(UTC),
@@ -139,6 +141,7 @@ class EvaluationActivities:
                 exchanges=await self._keep(report.exchanges, report.log, report.notes),
             )
             head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            reach("post-after-record", step.execution_id)
             return steps.EvaluationPrepared(head=head, next_seq=report.next_seq, steps=report.steps)
 
     @activity.defn(name="evaluate")

@@ -11,7 +11,6 @@ import structlog
 from temporalio import activity
 
 from activities._boundary import boundary
-from activities._failpoints import reach
 from activities._failures import call_failure, failure
 from activities._prompt import AdapterVersionError, Prompt, PromptBuilder
 from osworld_rollouts.contracts.action import describe
@@ -21,6 +20,7 @@ from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.contracts.steps import CallModel, ModelReply, PlannedAction
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
+from osworld_rollouts.failpoints import reach
 from osworld_rollouts.serving.client import RawReply, send
 from osworld_rollouts.serving.errors import ModelCallError, ReplyUnreadable
 from osworld_rollouts.serving.exact import ask_for_evidence, end_tokens, judge
@@ -81,6 +81,7 @@ class ModelActivities:
             self._record, step, records, prompt, request, sent, raw, reply, parsed, overflow, found.earlier
         )
         head = await asyncio.to_thread(chain.append, self._store, step.head, record)
+        reach("model-after-record", f"{step.execution_id}/t{step.turn}")
         return _result(head, record, parsed, reused=reused, latency_ms=record.latency_ms)
 
     async def _buy(
@@ -95,7 +96,7 @@ class ModelActivities:
         await asyncio.to_thread(
             self._journal.begin, key, attempt=activity.info().attempt, request_id=request_id, sent=sent
         )
-        reach("model-before-send")
+        reach("model-before-send", f"{step.execution_id}/t{step.turn}")
         try:
             raw = await send(
                 request,
@@ -110,9 +111,9 @@ class ModelActivities:
             if error.kind == "context_overflow":
                 return None, error
             raise call_failure(error, "model") from error
-        reach("model-after-reply")
+        reach("model-after-reply", f"{step.execution_id}/t{step.turn}")
         await asyncio.to_thread(self._journal.received, key, raw)
-        reach("model-after-journal")
+        reach("model-after-journal", f"{step.execution_id}/t{step.turn}")
         log.info("model replied", latency_ms=raw.latency_ms, status=raw.status)
         return raw, None
 

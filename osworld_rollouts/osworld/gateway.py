@@ -21,6 +21,7 @@ import structlog
 from aiohttp import web
 from yarl import URL
 
+from osworld_rollouts.failpoints import reach
 from osworld_rollouts.osworld import verdicts
 from osworld_rollouts.osworld.exchanges import Exchange, request_text
 from osworld_rollouts.osworld.forwarder import Forwarder
@@ -302,6 +303,7 @@ class Gateway:
                 "X-Lease-Fence": str(self._fence),
                 "X-Operation-Timeout": f"{self._limits.guest_s(self._phase, exchange.path):g}",
             }
+            reach(f"{self._phase}-before-dispatch", exchange.operation_id)
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._limits.connect_s)
         async with self._client.request(
             exchange.method,
@@ -313,6 +315,8 @@ class Gateway:
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         ) as reply:
             data = await reply.read()
+            if exchange.operation_id is not None:
+                reach(f"{self._phase}-after-landing", exchange.operation_id)
             content_type = reply.headers.get("Content-Type", "application/octet-stream")
             exchange.replayed = reply.headers.get("X-Operation-Replayed") == "1"
             exchange.answer(reply.status, content_type, data)
