@@ -6,6 +6,7 @@ SGLang's additions. Images stand as `media://<sha256>` and are put in by whoever
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from osworld_rollouts.contracts.model import ModelRequest
@@ -64,3 +65,8 @@ def sampling_fields(sampling: Sampling) -> dict[str, JsonValue]:
 def merged(defaults: Sampling, asked: Sampling) -> Sampling:
     """The request's values where it has any, else the defaults."""
     return defaults.model_copy(update=asked.model_dump(exclude_none=True))
+
+
+def fill(template: str, **values: object) -> str:
+    """A prompt text with its `{fields}` filled in one pass, so that values and the text itself may contain braces."""
+    return re.sub(r"\{(\w+)\}", lambda field: str(values.get(field[1], field[0])), template)

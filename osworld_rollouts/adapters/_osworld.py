@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from osworld_rollouts.adapters._chat import Chat
+from osworld_rollouts.adapters._chat import Chat, fill
 from osworld_rollouts.adapters._contract import Options
 from osworld_rollouts.adapters.accessibility import numbered
 from osworld_rollouts.contracts.model import ObservationNeeds, PastTurn, PromptInput, View
@@ -77,7 +77,7 @@ def prompts(options: OSWorldOptions) -> dict[str, str]:
 def conversation(prompt: PromptInput, system: str, options: OSWorldOptions) -> Chat:
     """System message with the task, then each kept turn and its reply, then the current observation."""
     chat = Chat(detail="high")
-    chat.say("system", system + TASK.format(instruction=prompt.instruction))
+    chat.say("system", system + fill(TASK, instruction=prompt.instruction))
     before: PastTurn | None = None
     for past in prompt.past:
         if past.live:
@@ -91,9 +91,7 @@ def conversation(prompt: PromptInput, system: str, options: OSWorldOptions) -> C
     chat.say("user", _with_error(_turn_text(prompt.current, options), before, options), _image(prompt.current, options))
     for rejected in prompt.rejected:
         chat.say("assistant", rejected.text.strip() or NO_VALID_ACTION)
-        chat.say(
-            "user", FEEDBACK.format(message=rejected.failure.message if rejected.failure else "it holds no action")
-        )
+        chat.say("user", fill(FEEDBACK, message=rejected.failure.message if rejected.failure else "it holds no action"))
     return chat
 
 
@@ -101,7 +99,7 @@ def error_text(turn: PastTurn | None) -> str | None:
     """What went wrong in the guest in a turn, as the model may be told."""
     for outcome in reversed(turn.outcomes if turn else ()):
         if outcome.returncode:
-            return ERROR.format(code=outcome.returncode, error=outcome.error.strip()[-1000:])
+            return fill(ERROR, code=outcome.returncode, error=outcome.error.strip()[-1000:])
     return None
 
 
@@ -116,7 +114,7 @@ def _turn_text(view: View, options: OSWorldOptions) -> str:
         tree = numbered(tree)
     if len(tree) > options.tree_max_chars:
         tree = tree[: options.tree_max_chars] + TRIMMED
-    return TURN[options.observation].replace("{tree}", tree)
+    return fill(TURN[options.observation], tree=tree)
 
 
 def _image(view: View, options: OSWorldOptions) -> MediaRef | None:

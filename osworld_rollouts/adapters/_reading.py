@@ -25,7 +25,7 @@ MAX_NOTCHES = 1000
 MAX_WAIT_S = 600.0
 
 
-class Rejected(Exception):  # noqa: N818 - a verdict, not a fault
+class Rejected(Exception):
     """Why something the model wrote is not an action."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:

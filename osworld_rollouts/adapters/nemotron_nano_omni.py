@@ -16,7 +16,7 @@ import json
 import re
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from osworld_rollouts.adapters._chat import Chat, merged
+from osworld_rollouts.adapters._chat import Chat, fill, merged
 from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks, Options
 from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import Fence, find_fences, is_python, python_error
@@ -151,20 +151,20 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         before: PastTurn | None = None
         for past in prompt.past:
             if past.live:
-                text = instruction + self._history(folded) + self._error(before) + _fill(STEP, step=past.turn + 1)
+                text = instruction + self._history(folded) + self._error(before) + fill(STEP, step=past.turn + 1)
                 chat.say("user", past.view.image, text)
                 chat.say_text("assistant", self._said(past, ASSISTANT[self.options.thinking]))
                 folded = []
             else:
                 folded.append(past)
             before = past
-        text = instruction + self._history(folded) + self._error(before) + _fill(STEP, step=prompt.turn + 1)
+        text = instruction + self._history(folded) + self._error(before) + fill(STEP, step=prompt.turn + 1)
         guidance = "\n\n".join(self._guidance(prompt.past))
         chat.say("user", prompt.current.image, text + (f"\n{guidance}\n" if guidance else ""))
         for rejected in prompt.rejected:
             error = rejected.failure.message if rejected.failure else ""
             chat.say_text("assistant", rejected.text[-8000:] or EMPTY_REPLY)
-            chat.say_text("user", _fill(FEEDBACK, error=error[-2000:]))
+            chat.say_text("user", fill(FEEDBACK, error=error[-2000:]))
         return chat.request(model_name, merged(self.sampling_defaults(), sampling))
 
     def parse(self, reply: Reply, geometry: ImageGeometry, marks: Marks = ()) -> ParsedReply:  # noqa: ARG002
@@ -274,7 +274,7 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         action = said.action
         if not action and any(isinstance(taken, PythonCode) for taken in past.actions):
             action = ACTION_INFERRED
-        return _fill(template, thought=said.thought, action=action, **values)
+        return fill(template, thought=said.thought, action=action, **values)
 
     def _history(self, folded: list[PastTurn]) -> str:
         if not folded:
@@ -284,7 +284,7 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
     def _error(self, before: PastTurn | None) -> str:
         for outcome in reversed(before.outcomes if before and self.options.show_errors else ()):
             if outcome.returncode:
-                return _fill(ERROR, code=outcome.returncode, error=outcome.error.strip()[-1000:])
+                return fill(ERROR, code=outcome.returncode, error=outcome.error.strip()[-1000:])
         return ""
 
     def _guidance(self, past: tuple[PastTurn, ...]) -> list[str]:
@@ -296,7 +296,7 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         times = sum(code.strip() == last for code in codes)
         trivial = not last or re.sub(r"\s+", "", last).lower() in _TRIVIAL
         warned = threshold > 1 and not trivial and times >= threshold
-        repeated = [_fill(REPEATED, times=times, window=len(codes))] if warned else []
+        repeated = [fill(REPEATED, times=times, window=len(codes))] if warned else []
         return [*repeated, CHECKLIST] if self.options.pre_done_checklist else repeated
 
 
@@ -395,8 +395,3 @@ def _unfinished(reply: Reply) -> ParseFailure | None:
     if not reply.text.strip() and not reply.tool_calls:
         return no_action(reply, "", "")
     return None
-
-
-def _fill(template: str, **values: object) -> str:
-    """A template with its fields filled in one pass, so that a value may contain braces."""
-    return re.sub(r"\{(\w+)\}", lambda field: str(values.get(field[1], field[0])), template)

@@ -12,13 +12,13 @@ OSWorld counts them. `triple_click`, `hscroll` and `answer` are in the prompt's 
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from osworld_rollouts.adapters._chat import Chat, merged
+from osworld_rollouts.adapters._chat import Chat, fill, merged
 from osworld_rollouts.adapters._contract import BaseAdapter, Marks, Options
 from osworld_rollouts.adapters._failures import no_action
+from osworld_rollouts.adapters._image_size import smart_resize
 from osworld_rollouts.adapters._parts import Ledger, without_thinking
 from osworld_rollouts.adapters._reading import Fields, Screen, Written, as_keys, press, read_calls, unknown, unparseable
 from osworld_rollouts.adapters._tool_calls import Named, as_text, find_calls, named, read_call
@@ -173,7 +173,7 @@ class Qwen3VLAdapter(BaseAdapter[Qwen3VLOptions]):
                 chat.say("assistant", _raw(past))
                 folded, first = [], False
             else:
-                folded.append(STEP.replace("{number}", str(past.turn + 1)).replace("{action}", self._sentence(past)))
+                folded.append(fill(STEP, number=past.turn + 1, action=self._sentence(past)))
             before = past
         chat.say("user", prompt.current.image, self._text(prompt.instruction, folded, before, first=first))
         for rejected in prompt.rejected:
@@ -246,9 +246,9 @@ class Qwen3VLAdapter(BaseAdapter[Qwen3VLOptions]):
         """What stands beside a screenshot: the instruction beside the first, later steps without a screenshot, an error."""
         steps = "\n".join(folded)
         if first:
-            text = INSTRUCTION.replace("{previous}", steps or "None").replace("{instruction}", instruction)
+            text = fill(INSTRUCTION, previous=steps or "None", instruction=instruction)
         else:
-            text = LATER_STEPS.replace("{previous}", steps) if steps else None
+            text = fill(LATER_STEPS, previous=steps) if steps else None
         for outcome in before.outcomes if before and self.options.show_errors else ():
             if outcome.returncode:
                 error = ERROR.replace("{code}", str(outcome.returncode)).replace(
@@ -289,18 +289,6 @@ def _tool(resolution: str) -> dict[str, Any]:
             "args_format": "Format the arguments as a JSON object.",
         },
     }
-
-
-def smart_resize(width: int, height: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """(width, height) as multiples of `factor`, near the aspect ratio, within the pixel limits (QwenLM's `smart_resize`)."""
-    high, wide = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
-    if high * wide > max_pixels:
-        scale = math.sqrt(height * width / max_pixels)
-        high, wide = (max(factor, math.floor(side / scale / factor) * factor) for side in (height, width))
-    elif high * wide < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        high, wide = (math.ceil(side * scale / factor) * factor for side in (height, width))
-    return wide, high
 
 
 def _without_point(name: str, fields: Fields, screen: Screen) -> Action:

@@ -25,7 +25,9 @@ BUILT_IN = {
     "computer_13": "osworld_rollouts.adapters.computer_13:Computer13Adapter",
     "nemotron_nano_omni": "osworld_rollouts.adapters.nemotron_nano_omni:NemotronNanoOmniAdapter",
     "pyautogui": "osworld_rollouts.adapters.pyautogui:PyautoguiAdapter",
+    "openai_computer_use": "osworld_rollouts.adapters.openai_computer_use:OpenAIComputerUseAdapter",
     "qwen3_vl": "osworld_rollouts.adapters.qwen3_vl:Qwen3VLAdapter",
+    "ui_tars": "osworld_rollouts.adapters.ui_tars:UITarsAdapter",
 }
 
 
@@ -33,14 +35,14 @@ class AdapterError(ValueError):
     """An adapter that cannot be had as asked."""
 
 
-class UnknownAdapter(AdapterError):  # noqa: N818 - says what is wrong
+class UnknownAdapter(AdapterError):
     """No adapter of that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no adapter {name!r}; installed are: {', '.join(adapter_names())}")
 
 
-class BadAdapterOptions(AdapterError):  # noqa: N818 - says what is wrong
+class BadAdapterOptions(AdapterError):
     """Options that the adapter does not take."""
 
 

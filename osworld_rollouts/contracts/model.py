@@ -75,6 +75,7 @@ class ModelRequest(Contract):
     body: dict[str, JsonValue]
     media: tuple[MediaRef, ...] = Field(default=(), description="images in the order they appear in the body")
     headers: dict[str, str] = Field(default_factory=dict, description="what the API wants as headers (anthropic-beta); never a secret")
+    source: dict[str, JsonValue] | None = Field(default=None, description="what a request of token ids was made from; recorded, never sent")
 
 
 class ToolCall(Contract):
@@ -127,7 +128,7 @@ class Reply(Contract):
 class ParsedPart(Contract):
     """A stretch of the reply's text (character offsets) and what it became: the index of an action, or dropped with a reason.
 
-    `source` is `text`, or `tool_calls[i]` (offsets into its arguments), or `output[i]` (an item as received; offsets 0).
+    `source` is `text`, or `tool_calls[i]` (offsets into its arguments), or `output[i]` (an item as received, as a whole: 0 to 1).
     """
 
     source: str = "text"
