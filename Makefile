@@ -1,55 +1,49 @@
-# Two commands: `make demo` sets up and runs, `make test` sets up and tests.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 13)))' 2>/dev/null && echo $$p && break; done)
-VENV := .venv
+# `make demo` and `make test` set up what is missing first. See deploy/setup for the switches (PYTHON, ASSUME_YES, VENV).
+
+VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.setup-stamp
-TESTS ?= tests
-FAST := -m "not slow and not chaos and not vllm and not browser"
+UV ?= uv
+ARGS ?=
 
-.PHONY: setup system demo test test-all chaos lint format lock bench clean
+FAST := not slow and not chaos and not browser and not vllm
 
-setup: system $(STAMP)
+.PHONY: help setup demo test test-all chaos lint format lock down clean
 
-system:
-	@deploy/install-system-packages.sh
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(STAMP): requirements/lock.txt pyproject.toml
-	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 found: install one, or call make PYTHON=/path/to/python3.11"; exit 6; }
-	@echo "Python environment: $(PYTHON), about a minute"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/lock.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $(STAMP)
+setup:  ## system packages and the Python environment
+	@VENV=$(VENV) deploy/setup
 
-demo: setup
+demo: setup  ## three tasks on a real desktop; ARGS="--base-url … --model …" for your own model
 	@$(BIN)/rollouts demo $(ARGS)
 
-test: setup
-	$(BIN)/python -m pytest $(FAST) $(TESTS)
+test: setup  ## the fast suite, with a real Temporal server, a real desktop, the real evaluator
+	$(BIN)/python -m pytest -m "$(FAST)" $(ARGS)
 
-test-all: setup
-	$(BIN)/python -m pytest -m "not chaos and not vllm" $(TESTS)
+test-all: setup  ## everything but the chaos suite and what needs vLLM
+	$(BIN)/python -m pytest -m "not chaos and not vllm" $(ARGS)
 
-chaos: setup
-	$(BIN)/python -m pytest tests/chaos
+chaos: setup  ## kill everything, and count
+	$(BIN)/python -m pytest -m chaos tests/chaos $(ARGS)
 
-bench: setup
-	$(BIN)/python -m osworld_rollouts.desktops.benchmark
-
-lint: setup
+lint: setup  ## ruff, pyright, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
 
-format: setup
+format: setup  ## ruff format and its safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Needs uv. Hashes for every supported Python, no registry addresses.
-lock:
-	uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
-		--no-emit-index-url --no-annotate --no-header -o requirements/lock.txt
+lock:  ## resolve requirements/lock.txt again (needs uv)
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header -o requirements/lock.txt
 
-clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+down:  ## end what `make demo` left running
+	@$(BIN)/rollouts down
+
+clean:  ## the environment and caches; evidence and state stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
