@@ -35,23 +35,6 @@ async def lease():
     await rig.provider().destroy(name)
 
 
-def processes_below(marker):
-    """Process ids of a desktop's session and everything below it, as the host sees them."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    layer = [found.pid for found in processes.find(marker)]
-    everything = list(layer)
-    while layer:
-        layer = [pid for pid, parent in parents.items() if parent in layer and pid not in everything]
-        everything += layer
-    return everything
-
-
 def running(pids):
     """Those of `pids` that are still there and no zombies."""
     left = []
@@ -76,7 +59,7 @@ async def test_life_of_a_desktop(lease, tier):
         await guest.setup("launch", {"command": ["mousepad"]})
         await guest.setup("activate_window", {"window_name": "Mousepad"})
         display = (await guest.execute(["printenv", "DISPLAY"])).output.strip()
-    everything = processes_below(record.marker)
+    everything = processes.tree(record.marker)
     assert len(everything) > 10
     await maker.destroy(lease)
     deadline = time.monotonic() + 2
@@ -148,7 +131,7 @@ async def test_a_dead_desktop_that_was_worked_on_is_lost(lease, tier):
         await guest.setup("launch", {"command": ["setsid", "sleep", "1000"]})
         await guest.setup("launch", {"command": ["google-chrome"]})
         await guest.setup("activate_window", {"window_name": "Chromium"})
-    everything = processes_below(record.marker)
+    everything = processes.tree(record.marker)
     for found in processes.find(record.marker):
         if found.session:
             os.kill(found.pid, signal.SIGKILL)
@@ -227,7 +210,7 @@ async def test_record_holds_no_secret(lease):
     secret = record.state_dir / "token"
     assert secret.read_text() == token
     assert secret.stat().st_mode & 0o077 == 0
-    for found in processes_below(record.marker):
+    for found in processes.tree(record.marker):
         try:
             seen = Path(f"/proc/{found}/cmdline").read_bytes() + Path(f"/proc/{found}/environ").read_bytes()
         except OSError:
@@ -276,10 +259,10 @@ class TestSandbox:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a desktop another user")
     async def test_it_is_no_one_outside(self, desktop):
-        ids = {Path(f"/proc/{pid}").stat().st_uid for pid in processes_below(desktop.marker)}
+        ids = {Path(f"/proc/{pid}").stat().st_uid for pid in processes.tree(desktop.marker)}
         status = [
             Path(f"/proc/{pid}/status").read_text().split("Uid:")[1].split()[0]
-            for pid in processes_below(desktop.marker)
+            for pid in processes.tree(desktop.marker)
         ]
         assert set(status) == {str((desktop.state_dir / "home").stat().st_uid)}
         assert int(status[0]) >= 0x70000000, ids

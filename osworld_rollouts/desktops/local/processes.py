@@ -43,6 +43,18 @@ def alive(marker: str) -> bool:
     return bool(find(marker))
 
 
+def tree(marker: str) -> list[int]:
+    """Process ids of everything that runs in this desktop, as the host counts them."""
+    parents: dict[int, int] = {}
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            parents[pid] = int(_stat(pid)[1])
+    everything = layer = {process.pid for process in find(marker)}
+    while layer := {pid for pid, parent in parents.items() if parent in layer} - everything:
+        everything = everything | layer
+    return sorted(everything)
+
+
 def end(marker: str, *, sandboxed: bool, timeout: float = 10.0) -> None:
     """End every process of this desktop.
 

@@ -74,8 +74,10 @@ ETC = [
 """Entries of the host's /etc that programs need; the rest (accounts, keys, mounts) stays outside."""
 TMP_BYTES = 4 * 2**30
 """Most that may lie in the desktop's /tmp, which is memory."""
-_MEMORY_FOLDERS = ["--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108 - its own
-_MEMORY_FOLDERS += ["--tmpfs", "/run", "--tmpfs", "/home"]
+_MEMORY_FOLDERS = [
+    *("--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES)),
+    *("--tmpfs", "/tmp", "--tmpfs", "/run", "--tmpfs", "/home"),  # noqa: S108 - the sandbox's own
+]
 VAR = [
     "/var/cache/fontconfig",
     "/var/lib/libreoffice",
