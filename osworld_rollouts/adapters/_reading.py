@@ -163,19 +163,19 @@ class Screen:
         self.off_screen = off_screen
         self.notes: list[str] = []
 
-    def point(self, x: float, y: float) -> Point:
-        """The pixel at (x, y), fractions cut off. The far edge, one pixel too far, is always clamped."""
+    def point(self, x: float, y: float, scale: tuple[float, float] = (1, 1)) -> Point:
+        """The pixel at (x, y) times `scale`, fractions cut off. The far edge, one pixel too far, is always clamped."""
         if max(abs(x), abs(y)) > 1e9:
-            raise Rejected(FailureKind.OFF_SCREEN, f"({x:g}, {y:g}) is off the {self.width}x{self.height} screen")
+            raise Rejected(FailureKind.OFF_SCREEN, f"({x:g}, {y:g}) is off the screen")
+        off = f"({x:g}, {y:g}) is off the {self.width / scale[0]:g}x{self.height / scale[1]:g} screen"
+        x, y = x * scale[0], y * scale[1]
         column, row = int(x), int(y)
         inside = Point(x=min(max(column, 0), self.width - 1), y=min(max(row, 0), self.height - 1))
         if (inside.x, inside.y) != (column, row):
             edge = 0 <= column <= self.width and 0 <= row <= self.height
             if self.off_screen == "reject" and not edge:
-                raise Rejected(
-                    FailureKind.OFF_SCREEN, f"({column}, {row}) is off the {self.width}x{self.height} screen"
-                )
-            self.notes.append(f"({column}, {row}) is off the screen, clamped to ({inside.x}, {inside.y})")
+                raise Rejected(FailureKind.OFF_SCREEN, off)
+            self.notes.append(f"{off}, clamped to pixel ({inside.x}, {inside.y})")
         return inside
 
     def notches(self, clicks: float) -> int:

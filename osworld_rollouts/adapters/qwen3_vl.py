@@ -236,11 +236,11 @@ class Qwen3VLAdapter(BaseAdapter[Qwen3VLOptions]):
                 return _without_point(name, fields, screen)
 
     def _point(self, fields: Fields, screen: Screen) -> Point:
-        x, y = fields.pair("coordinate")
         if self.options.coordinates == "relative":
-            return screen.point(x * screen.width / 999, y * screen.height / 999)
-        geometry = self.geometry(screen.width, screen.height)
-        return screen.point(x * screen.width / geometry.image_width, y * screen.height / geometry.image_height)
+            return screen.point(*fields.pair("coordinate"), (screen.width / 999, screen.height / 999))
+        size = self.geometry(screen.width, screen.height)
+        scale = (screen.width / size.image_width, screen.height / size.image_height)
+        return screen.point(*fields.pair("coordinate"), scale)
 
     def _text(self, instruction: str, folded: list[str], before: PastTurn | None, *, first: bool) -> str | None:
         """What stands beside a screenshot: the instruction beside the first, later steps without a screenshot, an error."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GROUP = "osworld_rollouts.adapters"
 
 BUILT_IN = {
+    "anthropic_computer_use": "osworld_rollouts.adapters.anthropic_computer_use:AnthropicComputerUseAdapter",
     "computer_13": "osworld_rollouts.adapters.computer_13:Computer13Adapter",
     "nemotron_nano_omni": "osworld_rollouts.adapters.nemotron_nano_omni:NemotronNanoOmniAdapter",
     "pyautogui": "osworld_rollouts.adapters.pyautogui:PyautoguiAdapter",

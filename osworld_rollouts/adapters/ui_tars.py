@@ -230,7 +230,7 @@ class UITarsAdapter(BaseAdapter[UITarsOptions]):
             wide, high = smart_resize(
                 geometry.image_width, geometry.image_height, FACTOR, self.options.min_pixels, self.options.max_pixels
             )
-            return screen.point(x * screen.width / wide, y * screen.height / high)
+            return screen.point(x, y, (screen.width / wide, screen.height / high))
 
         if name in _CLICKS:
             button, count = _CLICKS[name]
