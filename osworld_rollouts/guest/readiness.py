@@ -58,10 +58,9 @@ class Readiness:
         return ""
 
 
-def _colours(pixels: bytearray, width: int, window: Window) -> set[bytes]:
-    found: set[bytes] = set()
-    for row in range(max(window.y, 0), window.y + window.height, 2):
-        start = (row * width + max(window.x, 0)) * 4
-        line = bytes(pixels[start : start + window.width * 4])
-        found.update(line[at : at + 3] for at in range(0, len(line), 4))
-    return found
+def _colours(pixels: bytearray, width: int, window: Window) -> set[int]:
+    """The colours within the window, as the screen's 32-bit pixels."""
+    every = memoryview(pixels).cast("I")
+    left, right = max(window.x, 0), min(window.x + window.width, width)
+    rows = range(max(window.y, 0), min(window.y + window.height, len(every) // width))
+    return {colour for row in rows for colour in set(every[row * width + left : row * width + right])}

@@ -119,7 +119,7 @@ class Session:
             pass_fds=[writer],
             stdin=subprocess.DEVNULL,
             stderr=self._log("display"),
-            preexec_fn=end_with_parent,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - one thread
         )
         os.close(writer)
         return process
