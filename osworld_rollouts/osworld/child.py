@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PACKET = 65536
+_LARGEST_FILE = 4 * 2**30
+"""Bytes a job may write into one file, its log among them: what the agent left must not fill the worker's disk."""
 
 
 class OcrUnavailable(BaseException):
@@ -143,6 +145,7 @@ def job_main(zygote: int, channel: socket.socket, log_fd: int) -> NoReturn:
     try:
         os.setsid()
         _die_with_parent(zygote)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)

@@ -8,14 +8,13 @@ of the package does besides (polling `/terminal` for 100 s, then going on withou
 from __future__ import annotations
 
 import copy
-import json
 import logging
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from desktop_env.controllers.python import PythonController
 from desktop_env.controllers.setup import SetupController
 from desktop_env.desktop_env import DesktopEnv
+from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +25,7 @@ StepFailure = dict[str, Any]
 _PAGE_WARNING = "exceeds time limit"
 
 
-class StepFailed(Exception):  # noqa: N818 - says what is the case
+class StepFailed(Exception):
     """A setup step failed: it raised (`cause`), or the gateway found that it did not do what it says (`failure`)."""
 
     def __init__(self, number: int, step_type: str, cause: BaseException | None, failure: StepFailure | None) -> None:
@@ -74,16 +73,19 @@ class LeasedSetupController(SetupController):
         with slow:
             result = super()._chrome_open_tabs_setup(urls_to_open)
         if slow.records:
-            broken = [page["url"] for page in self._pages() if page.get("url", "").startswith("chrome-error://")]
+            broken = sum(url.startswith("chrome-error://") for url in self._tab_addresses())
             if broken:
                 raise RuntimeError(
-                    f"{len(broken)} of {len(urls_to_open)} tabs could not be loaded: {', '.join(slow.records)}"
+                    f"{broken} of {len(urls_to_open)} tabs could not be loaded: {', '.join(slow.records)}"
                 )
         return result
 
-    def _pages(self) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"http://{self.vm_ip}:{self.chromium_port}/json/list", timeout=20) as reply:
-            return json.load(reply)
+    def _tab_addresses(self) -> list[str]:
+        """What the tabs' own documents call themselves; the list of tabs (`/json/list`) names what was asked for instead."""
+        with sync_playwright() as driver:
+            browser = driver.chromium.connect_over_cdp(f"http://{self.vm_ip}:{self.chromium_port}")
+            pages = [page for context in browser.contexts for page in context.pages]
+            return [str(page.evaluate("location.href")) for page in pages]
 
 
 class LeasedDesktopEnv(DesktopEnv):

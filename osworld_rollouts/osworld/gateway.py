@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
@@ -205,19 +205,30 @@ class Gateway:
         content_type = request.headers.get("Content-Type", "")
         digest = request_digest(request.method, request.raw_path, content_type, body)
         effect = verdicts.is_effect(request.method, request.path)
-        operation = self.names.name(self._step.number, digest)[0] if effect else None
+        operation, repeated = self.names.name(self._step.number, digest) if effect else (None, False)
+        if repeated and operation is not None and operation.reply is not None:
+            return await self._deliver(request, self._remembered(operation), operation, operation.reply)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         give_up = time.monotonic() + self._limits.guest_s(self._phase, request.path)
         while True:
             exchange = self._open(request, digest, body, content_type, operation)
             reply = await self._send(exchange, request.raw_path, headers, body)
             self._close(exchange)
+            if operation is not None and exchange.status is not None:
+                operation.reply = reply
             again = self._phase is Phase.SETUP and verdicts.waits_for_window(self._phase, exchange)
             if not (again and operation is not None and time.monotonic() < give_up):
                 return await self._deliver(request, exchange, operation, reply)
             exchange.superseded = True
             operation = self.names.fresh(self._step.number, digest)
             await asyncio.sleep(0.5)
+
+    def _remembered(self, operation: NamedOperation) -> Exchange:
+        """The record of a repetition that the guest is not asked about again."""
+        first = next(exchange for exchange in self.exchanges if exchange.operation_id == operation.operation_id)
+        exchange = replace(first, at=time.time(), attempts=0, replayed=True, delivered=False, ms=0)
+        self.exchanges.append(exchange)
+        return exchange
 
     def _open(
         self, request: web.Request, digest: str, body: bytes, content_type: str, operation: NamedOperation | None

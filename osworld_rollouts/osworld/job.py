@@ -119,7 +119,7 @@ class EvaluationReport:
     duration_ms: int = 0
 
 
-class JobFailed(Exception):  # noqa: N818 - says what is the case
+class JobFailed(Exception):
     """A job of OSWorld's code gave no result.
 
     `message` is one sentence for a person, `traceback` the end of the package's own, `log` what it printed, `exchanges` what was

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 _BOUNDARY = re.compile(rb'boundary="?([^";]+)"?')
 
@@ -29,13 +30,18 @@ def request_digest(method: str, path: str, content_type: str, body: bytes) -> st
 
 @dataclass(slots=True)
 class NamedOperation:
-    """One effect: its id, its place in the desktop's order, and whether its reply with status 200 reached the package."""
+    """One effect: its id, its place in the desktop's order, and whether its reply with status 200 reached the package.
+
+    `reply` is the gateway's own memory of the guest's reply: a repetition is answered from it, so that nothing happens twice on
+    a guest that keeps no ledger either.
+    """
 
     operation_id: str
     seq: int
     digest: str
     step: int
     delivered: bool = False
+    reply: Any = None
 
 
 class OperationNames:

@@ -29,7 +29,7 @@ KEY_PACKAGES = (
 _SETUP = re.compile(r"^_(\w+)_setup$")
 
 
-class PackageMissing(Exception):  # noqa: N818 - says what is the case
+class PackageMissing(Exception):
     """`desktop-env` is not installed here."""
 
 

@@ -257,7 +257,7 @@ class JobRun:
         ) from failed
 
 
-class _Failed(Exception):  # noqa: N818 - says what is the case
+class _Failed(Exception):
     """Why a job stopped, before it is known whether that is a failed preparation or evaluation."""
 
     def __init__(self, kind: FailureKind, message: str, **facts: Any) -> None:

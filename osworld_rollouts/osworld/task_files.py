@@ -43,7 +43,7 @@ HISTORY_URL = (
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class TaskFileUnavailable(Exception):  # noqa: N818 - says what is the case
+class TaskFileUnavailable(Exception):
     """A file that a task needs cannot be had. The message names the address, the cause and the remedy."""
 
 
@@ -262,7 +262,7 @@ class TaskFiles:
         return None
 
 
-class _Damaged(Exception):  # noqa: N818 - says what is the case
+class _Damaged(Exception):
     """What arrived is not what was sent."""
 
 

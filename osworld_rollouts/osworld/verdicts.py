@@ -9,8 +9,9 @@
   `grep` or `killall` fail: that is the agent's doing, noted, and the evaluator decides. But a command that the guest does
   not have (126, 127), an installation that fails, and any HTTP error of a command are the machine's: they fail the step, because the
   evaluator would score their consequences as the agent's.
-- *Evaluation* only reads. A reply with status 5xx, a lost connection or a timeout means that the evaluator did not see the desktop,
-  so its number is worthless even if it is one. A 404 means that the agent did not make the file: the evaluator's number counts.
+- *Evaluation* only reads. An HTTP error, a lost connection or a timeout means that the evaluator did not see the desktop, so its
+  number is worthless even if it is one. Only 400, 403 and 404 speak of what the agent left (a folder where a file should be, a file
+  nobody may read, none at all): then the evaluator's number counts.
 - In every phase a refused operation (401, 409) or a ledger that cannot be written (507) ends the job at once.
 """
 
@@ -71,6 +72,7 @@ TOLERATED: dict[tuple[str, int], str] = {
 
 _INSTALLER = re.compile(r"\b(apt|apt-get|pip3?|npm|snap)\b[^|;&]*\binstall\b")
 _NOT_FOUND = frozenset({126, 127})
+_AGENTS = frozenset({400, 403, 404})
 
 
 def is_effect(method: str, path: str) -> bool:
@@ -94,7 +96,7 @@ def at_once(phase: Phase, exchange: Exchange) -> Verdict | None:
         return Verdict(FailureKind.TIMEOUT, f"{what}: {exchange.output}", exchange)
     if exchange.status == 507:
         return Verdict(FailureKind.UNREACHABLE, f"{what}: {exchange.output}", exchange)
-    if phase is Phase.EVALUATE and exchange.status >= 500:
+    if phase is Phase.EVALUATE and exchange.status >= 400 and exchange.status not in _AGENTS:
         message = f"the guest answered {what} with HTTP {exchange.status} during evaluation: {exchange.output}"
         return Verdict(FailureKind.UNREACHABLE, message, exchange)
     return None

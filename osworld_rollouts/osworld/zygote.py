@@ -27,7 +27,7 @@ _PASSED_ON = frozenset({
 """What the process inherits of the worker's environment. Keys and tokens stay out: the package logs its environment."""
 
 
-class EvaluatorUnavailable(Exception):  # noqa: N818 - says what is the case
+class EvaluatorUnavailable(Exception):
     """The evaluator's process cannot be started; the message says why and what to do."""
 
 

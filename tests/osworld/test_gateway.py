@@ -62,6 +62,16 @@ async def test_an_inner_retry_is_the_same_operation(gateway, server):
     assert [exchange.replayed for exchange in gateway.exchanges] == [False, True, True]
 
 
+async def test_an_inner_retry_happens_once_without_a_ledger_too(server):
+    server.ledger = False
+    server.answer("/execute", lambda _: (500, "application/json", b'{"status": "error"}'))
+    guest = GuestEndpoint(host="127.0.0.1", server_port=server.port, token=server.token, ledger=False)
+    async with Gateway(guest, Phase.SETUP, OperationNames("x", 0), fence=1, limits=QUICK) as gateway:
+        for _ in range(3):
+            assert await post(gateway, "/execute", {"command": ["type", "x"]}) == (500, b'{"status": "error"}')
+    assert len(server.effects) == 1
+
+
 async def test_an_equal_request_after_a_delivered_reply_is_a_new_operation(gateway, server):
     gateway.begin_step(Step(1, "execute"))
     for _ in range(2):

@@ -133,8 +133,8 @@ class TestPostSteps:
 
 
 class TestAtOnce:
-    @pytest.mark.parametrize("status", [500, 502, 503])
-    def test_a_server_error_during_evaluation_is_infrastructure(self, status):
+    @pytest.mark.parametrize("status", [405, 413, 429, 500, 502, 503])
+    def test_an_http_error_during_evaluation_is_infrastructure(self, status):
         for path in ("/execute", "/file", "/accessibility"):
             verdict = at_once(Phase.EVALUATE, exchange(path, status))
             assert verdict is not None
