@@ -152,7 +152,11 @@ def _desktop_workers(
 def _shared(settings: Settings) -> dict[str, Any]:
     from datetime import timedelta  # noqa: PLC0415 - one use
 
-    shared: dict[str, Any] = {"graceful_shutdown_timeout": timedelta(seconds=settings.worker.graceful_shutdown_s)}
+    shared: dict[str, Any] = {
+        "graceful_shutdown_timeout": timedelta(seconds=settings.worker.graceful_shutdown_s),
+        # By default a beat may be held back for four fifths of its timeout, which a busy machine takes for a death.
+        "max_heartbeat_throttle_interval": timedelta(seconds=1),
+    }
     if settings.worker.deployment:
         from temporalio.common import VersioningBehavior, WorkerDeploymentVersion  # noqa: PLC0415 - only with versioning
         from temporalio.worker import WorkerDeploymentConfig  # noqa: PLC0415 - likewise

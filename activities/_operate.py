@@ -40,7 +40,7 @@ async def operate(client: GuestClient, code: str, operation: Operation) -> Lande
     started = time.monotonic()
     while True:
         try:
-            result = await client.execute(["python", "-c", code], operation=operation)
+            result = await client.execute(["python", "-c", code], operation=operation, timeout=operation.timeout)
             reach("act-after-landing", operation.operation_id)
         except GuestUnreachable:
             if time.monotonic() - started > _RECONNECT_S:
@@ -112,11 +112,8 @@ async def _refused(client: GuestClient, operation: Operation, error: GuestRefuse
     if error.kind == "operation_interrupted":
         raise _indeterminate(operation.operation_id, "interrupted")
     if error.status >= 500:
-        # The guest ran it and says that it went wrong (a time limit): a recorded fact, like a return code.
-        return Landed(
-            OperationOutcome(operation_id=operation.operation_id, returncode=None, error=_tail(str(error))),
-            dict(error.detail),
-        )
+        # The guest's own word (it ran longer than it may) is in its ledger; anybody between us can say 500 too.
+        return await settled(client, operation, str(error))
     raise failure(
         OutcomeKind.OPERATION_REFUSED,
         f"the guest refused {operation.operation_id}: {error}",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ from osworld_rollouts.serving.reply import read_reply
 from osworld_rollouts.serving.secrets import KeyMissing, resolve_key
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from osworld_rollouts.contracts.evidence import Record
     from osworld_rollouts.evidence.store import EvidenceStore
 
@@ -39,9 +43,11 @@ class ModelActivities:
     """Calls of the policy model. A reply that was received is used by every later attempt instead of being bought again."""
 
     def __init__(self, store: EvidenceStore) -> None:
+        importlib.import_module("openai")  # seconds, which at the first call would hold up every heartbeat
         self._store = store
         self._journal = Journal(store)
         self._prompts = PromptBuilder(store)
+        self._bought: dict[CallKey, asyncio.Task[tuple[RawReply | None, ModelCallError | None]]] = {}
 
     @activity.defn(name="call_model")
     async def call_model(self, step: CallModel) -> ModelReply:
@@ -70,12 +76,14 @@ class ModelActivities:
         request = _complete(request, prompt)
         key = CallKey(step.execution_id, step.turn, step.call)
         sent = await asyncio.to_thread(put_request, self._store, request)
+        if key in self._bought:
+            await asyncio.wait([self._bought[key]])
         found = await asyncio.to_thread(self._journal.lookup, key, sent)
         reused = found.reply is not None
         overflow: ModelCallError | None = None
         raw = found.reply
         if raw is None:
-            raw, overflow = await self._buy(step, prompt, request, key, sent)
+            raw, overflow = await self._to_its_end(key, self._buy(step, prompt, request, key, sent))
         reply, parsed = await asyncio.to_thread(self._parse, raw, request, prompt, records)
         record = await asyncio.to_thread(
             self._record, step, records, prompt, request, sent, raw, reply, parsed, overflow, found.earlier
@@ -83,6 +91,24 @@ class ModelActivities:
         head = await asyncio.to_thread(chain.append, self._store, step.head, record)
         reach("model-after-record", f"{step.execution_id}/t{step.turn}")
         return _result(head, record, parsed, reused=reused, latency_ms=record.latency_ms)
+
+    async def _to_its_end(
+        self, key: CallKey, buying: Coroutine[Any, Any, tuple[RawReply | None, ModelCallError | None]]
+    ) -> tuple[RawReply | None, ModelCallError | None]:
+        """Wait for a call; when Temporal gives this attempt up meanwhile, the call goes on and the next attempt takes its reply."""
+        task = self._bought[key] = asyncio.create_task(buying)
+        task.add_done_callback(lambda _: self._bought.pop(key, None))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            why = activity.cancellation_details()
+            if why is None or why.cancel_requested or why.worker_shutdown:
+                task.cancel()
+                with contextlib.suppress(Exception, asyncio.CancelledError):
+                    await task
+            else:
+                task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            raise
 
     async def _buy(
         self, step: CallModel, prompt: Prompt, request: ModelRequest, key: CallKey, sent: str

@@ -24,9 +24,10 @@ from osworld_rollouts.desktops.local import assets, packages
 from osworld_rollouts.settings import Settings, load_settings
 from osworld_rollouts.submit import Submitted, submit
 from osworld_rollouts.testing.policy_server import MODEL, PolicyServer
+from osworld_rollouts.testing.scripts import Script, shipped_scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from temporalio.client import Client
 
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Crashes are noticed in seconds here, so that a chaos test takes seconds; what is proved does not depend on the numbers.
 QUICK = Timing(
-    heartbeat_s=4,
+    heartbeat_s=5,
     host_grace_s=60,
     retry_pause_s=0.2,
     operation_s=30,
@@ -148,8 +149,13 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def running(client: Client, address: str, *, in_process: bool, name: str = "t") -> AsyncIterator[Stack]:
-    """A system of its own: queues, state directory and policy server are not shared with anything else."""
+async def running(
+    client: Client, address: str, *, in_process: bool, name: str = "t", scripts: Iterable[Script] = ()
+) -> AsyncIterator[Stack]:
+    """A system of its own: queues, state directory and policy server are not shared with anything else.
+
+    `scripts` are played beside the solutions of the shipped tasks.
+    """
     root = Path(tempfile.mkdtemp(prefix="ro-", dir="/tmp"))
     tag = root.name
     settings = load_settings(
@@ -163,7 +169,7 @@ async def running(client: Client, address: str, *, in_process: bool, name: str =
         host={"reap_every_s": 2.0},
     )
     _share_guest_python(root)
-    async with PolicyServer() as policy:
+    async with PolicyServer(scripts=[*shipped_scripts().values(), *scripts]) as policy:
         stack = Stack(client, settings, policy, campaign=f"{name}-{tag}")
         stop, served = asyncio.Event(), None
         if in_process:

@@ -262,6 +262,8 @@ class Turns:
     async def _recover(self, operations: tuple[steps.Operation, ...]) -> tuple[str, ...]:
         start = self.execution.start
         self.phase = "recovering"
+        # Whoever dispatched before is a stranger from here on: the guest refuses an older fence once it has seen the new one.
+        self.lease = self.lease.model_copy(update={"fence": self.lease.fence + 1})
         recovered = await self.execution.steps.recover(
             self.lease,
             steps.RecoverOperation(

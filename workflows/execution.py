@@ -125,6 +125,7 @@ class ExecutionWorkflow(Control):
 
     async def _evaluate(self, turns: Turns) -> None:
         lease, scoring = turns.lease, self._request.limits.scoring_s
+        self._head = turns.head
         self._enter("post-steps")
         prepared = await self._steps.post_steps(
             lease,
