@@ -1,7 +1,7 @@
 """The first process of a desktop: display, session bus, window manager, panel, server; reaps what dies, ends what it started.
 
-Configuration comes as JSON in the first argument (see `Settings`), the lease token through a descriptor, so that it is in no
-program's environment or arguments.
+Configuration comes as JSON in the first argument (see `Settings`), the lease token through standard input, so that it is in
+no program's environment or arguments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Settings:
     logs: str
     runtime: str
     display: str | None = ":0"
-    token_fd: int | None = None
+    token_on_stdin: bool = False
     relays: list[str] = field(default_factory=list)
     marker: str = ""
     """In every program's environment as OSWORLD_DESKTOP, so that the host finds what an ended session left."""
@@ -235,9 +235,8 @@ def main() -> int:
     """Run the session described by the JSON in the first argument."""
     settings = Settings(**json.loads(sys.argv[1]))
     token = ""
-    if settings.token_fd is not None:
-        with os.fdopen(settings.token_fd) as source:
-            token = source.read().strip()
+    if settings.token_on_stdin:
+        token = sys.stdin.read().strip()
     hide_from_same_user()
     adopt_orphans()
     try:

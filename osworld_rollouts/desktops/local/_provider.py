@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import subprocess
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 60.0
 LEASE_TTL = timedelta(hours=12)
+ALIVE_CHECK_S = 1.0
 LOG_TAIL = 600
 
 
@@ -124,19 +126,25 @@ class LocalDesktopProvider:
 
     def _start(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str) -> DesktopRecord:
         """Under the lease's lock: the record of a desktop that is ready, or on its way."""
-        with self._registry.lock(lease_id) as folder:
-            known = self._registry.read(lease_id)
-            if known is not None and processes.alive(known.marker):
-                return known
-            if known is not None and any((known.state_dir / "ledger" / "ops").glob("*")):
-                raise DesktopLost(
-                    f"the desktop of lease {lease_id} was worked on and its processes are gone; "
-                    "destroy the lease and start a new execution"
-                )
-            if known is not None:
-                processes.end(known.marker, sandboxed=known.tier == "bubblewrap")
-            self._registry.remove(folder)
-            return self._make(spec, lease_id, owner, identity, folder)
+        try:
+            with self._registry.lock(lease_id) as folder:
+                known = self._registry.read(lease_id)
+                if known is not None and processes.alive(known.marker):
+                    return known
+                if known is not None and any((known.state_dir / "ledger" / "ops").glob("*")):
+                    raise DesktopLost(
+                        f"the desktop of lease {lease_id} was worked on and its processes are gone; "
+                        "destroy the lease and start a new execution"
+                    )
+                if known is not None:
+                    processes.end(known.marker, sandboxed=known.tier == "bubblewrap")
+                self._registry.remove(folder)
+                return self._make(spec, lease_id, owner, identity, folder)
+        except OSError as error:
+            raise DesktopUnavailable(
+                f"the desktop of lease {lease_id} cannot be made in {self._root}: {error}; "
+                "choose a state directory on a disk with room that this user may write"
+            ) from error
 
     def _make(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, identity: str, folder: Path) -> DesktopRecord:
         fatal = [problem for problem in packages.problems() if problem.fatal]
@@ -198,19 +206,19 @@ class LocalDesktopProvider:
         )
         words = confinement.around(command(confinement.tier, seen, settings, network=network), self._root)
         reader, writer = os.pipe()
-        os.write(writer, record.token.get_secret_value().encode())
-        os.close(writer)
         try:
+            os.write(writer, record.token.get_secret_value().encode())
+            os.close(writer)
             with (record.state_dir / "log" / "session.log").open("ab") as log:
-                # `setsid --fork` leaves the desktop to process 1: it is nobody's child and outlives the worker.
+                # `setsid --fork` leaves the desktop to process 1: it is nobody's child and outlives the worker. The token goes
+                # through standard input, so that it is in no argument, environment or file the desktop can see.
                 subprocess.run(
-                    ["setsid", "--fork", "bash", "-c", 'exec 3<&"$0"; exec "$@"', str(reader), *words],
+                    ["setsid", "--fork", *words],
                     env=environment(confinement.tier, seen),
                     cwd="/",
-                    stdin=subprocess.DEVNULL,
+                    stdin=reader,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[reader],
                     check=True,
                 )
         except (OSError, subprocess.CalledProcessError) as error:
@@ -224,11 +232,18 @@ class LocalDesktopProvider:
         Raises:
             DesktopNotReady: with what was missing and the last words of the logs.
         """
+        deadline = time.monotonic() + self._ready_timeout
         async with GuestClient.of(record) as guest:
-            health = await guest.wait_ready(self._ready_timeout)
+            health = await guest.wait_ready(min(ALIVE_CHECK_S, self._ready_timeout))
+            while not health["ready"] and time.monotonic() < deadline:
+                if not await asyncio.to_thread(processes.alive, record.marker):
+                    health["detail"] = "its processes ended"
+                    break
+                health = await guest.wait_ready(min(ALIVE_CHECK_S, deadline - time.monotonic()))
             if not health["ready"]:
+                took = time.monotonic() - deadline + self._ready_timeout
                 raise DesktopNotReady(
-                    f"the desktop of lease {record.lease_id} did not come up within {self._ready_timeout:g} s: "
+                    f"the desktop of lease {record.lease_id} did not come up within {took:.2g} s: "
                     f"{health['detail']}.{_last_words(record.state_dir / 'log')}"
                 )
             try:

@@ -117,7 +117,7 @@ def session_settings(
         "logs": f"{base}/log",
         "runtime": f"/run/user/{UID}" if own else f"{base}/run",
         "display": ":0" if isolated else None,
-        "token_fd": 3,
+        "token_on_stdin": True,
         "marker": marker,
     }
 
