@@ -227,6 +227,7 @@ class DesktopActivities:
     async def teardown_desktop(self, step: steps.TeardownDesktop) -> None:
         """Remove the desktop. Removing what is gone is a success; another attempt follows a failure."""
         async with boundary("teardown", lease_id=step.lease_id):
+            reach("teardown-started", step.lease_id)
             try:
                 await self._host.destroy(step.lease_id)
             except DesktopError as error:

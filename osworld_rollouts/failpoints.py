@@ -15,6 +15,7 @@ workers there are and however often they are started again.
 | post-started, post-before-dispatch | execution id, operation id | dispatched, landed |
 | post-after-landing, post-after-steps, post-after-record | operation id, execution id | landed, returned |
 | model-before-send, model-after-reply, model-after-journal, model-after-record | execution id/t<turn> | sent, received, journalled, returned |
+| teardown-started | lease id | |
 | evaluate-before-dispatch, evaluate-after-landing | operation id | the evaluator's own commands |
 """
 

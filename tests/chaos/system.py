@@ -11,9 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from temporalio.client import WorkflowFailureError
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from osworld_rollouts.contracts.evidence import EvaluationRecord
+from osworld_rollouts.contracts.identity import execution_workflow_id
 from osworld_rollouts.contracts.outcome import ExecutionResult, RolloutResult
 from osworld_rollouts.contracts.request import Settle, Task
 from osworld_rollouts.desktops._provider import DesktopRecord
@@ -23,7 +25,7 @@ from osworld_rollouts.evidence.store import EvidenceStore, open_store
 from osworld_rollouts.evidence.verify import history_heads, verify_execution
 from osworld_rollouts.failpoints import VARIABLE
 from osworld_rollouts.submit import Submitted
-from tests.chaos.counting import Counts
+from tests.chaos.counting import POST, SETUP, TURNS, Counts, counts
 from tests.chaos.fault_proxy import FaultProxy
 from tests.stack import Stack, wait_until
 
@@ -69,6 +71,12 @@ class Fleet:
                     self.workers[place] = self.stack.start_worker(self.roles, **self.environment)
             await asyncio.sleep(0.05)
 
+    def wake(self) -> None:
+        """SIGCONT to every worker."""
+        for process in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+
     def kill_all(self) -> None:
         """SIGKILL to every worker at once; they are started again."""
         for process in self.workers:
@@ -79,9 +87,8 @@ class Fleet:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        self.wake()
         for process in self.workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGCONT)
             self.stack.kill_worker(process)
         self.workers = []
 
@@ -152,6 +159,28 @@ class System:
         last = result.executions[-1]
         return Played(result, failure, self._counts(last), self.generations(last.execution_id))
 
+    def asked(self, submitted: Submitted, *, turn: int) -> bool:
+        """Whether the policy was asked for this turn of the first execution."""
+        wanted = (f"{submitted.rollout_id}/x1", turn)
+        return any((call["execution_id"], call["turn"]) == wanted for call in self.stack.policy.stats()["calls"])
+
+    async def pending(self, submitted: Submitted, activity: str) -> bool:
+        """Whether a worker has begun this activity of the first execution and not ended it."""
+        described = await self._first(submitted).describe()
+        return any(
+            item.activity_type.name == activity and item.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+            for item in described.raw_description.pending_activities
+        )
+
+    async def scheduled(self, submitted: Submitted, activity: str, times: int) -> bool:
+        """Whether this activity of the first execution was scheduled so often."""
+        history = await self._first(submitted).fetch_history()
+        kinds = (event.activity_task_scheduled_event_attributes.activity_type.name for event in history.events)
+        return sum(kind == activity for kind in kinds) >= times
+
+    def _first(self, submitted: Submitted) -> WorkflowHandle:
+        return self.stack.client.get_workflow_handle(execution_workflow_id(f"{submitted.rollout_id}/x1"))
+
     def generations(self, execution_id: str) -> list[int]:
         """How often a reply was generated for each turn of an execution."""
         calls = [call for call in self.stack.policy.stats()["calls"] if call["execution_id"] == execution_id]
@@ -189,6 +218,14 @@ class System:
         return Counts.beside(record.state_dir / "home")
 
     # --- afterwards ---
+
+    async def exactly_once(self, played: Played, turns: int = TURNS) -> None:
+        """The episode was scored by the guest's own count, every effect is there once, evidence is whole, nothing is left."""
+        assert played.counts is not None, played.result
+        assert (played.counts.gui, played.counts.setup, played.counts.post) == (counts(turns), SETUP, POST)
+        assert played.result.outcome.score == 1.0
+        await self.verified(played)
+        await self.nothing_left()
 
     async def verified(self, played: Played) -> None:
         """Every execution's evidence is whole, ended, and what Temporal's history says it is."""

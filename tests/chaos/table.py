@@ -68,6 +68,13 @@ class Table:
                 row.twice += sum(number - 1 for number in seen.values())
         row.left += len(system.leftovers())
 
+    def note(self, case: int, fault: str, ending: str, system: System) -> None:
+        """Take down a run that left no result of its own."""
+        row = self._rows.setdefault((str(case), fault), Row())
+        row.runs += 1
+        row.endings[ending] += 1
+        row.left += len(system.leftovers())
+
     def write(self, path: Path) -> None:
         """Put the rows of this run into the document; rows of cases that were not run stay."""
         before, _, rest = path.read_text().partition(BEGIN)

@@ -8,21 +8,12 @@ import pytest
 
 from osworld_rollouts.contracts.evidence import ModelCallRecord, OperationsRecord
 from osworld_rollouts.evidence import chain
-from tests.chaos.counting import POST, SETUP, counting_task, counts
+from tests.chaos.counting import counting_task, counts
 from tests.chaos.system import once
 from tests.stack import wait_until
 
 pytestmark = [pytest.mark.temporal, pytest.mark.desktop]
 chaos = pytest.mark.chaos
-
-
-async def exactly_once(system, played):
-    """The episode was scored by the guest's own count, every effect is there once, evidence is whole, nothing is left."""
-    assert played.counts is not None, played.result
-    assert (played.counts.gui, played.counts.setup, played.counts.post) == (counts(), SETUP, POST)
-    assert played.result.outcome.score == 1.0
-    await system.verified(played)
-    await system.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +32,7 @@ async def test_gui_action_goes_on_on_the_same_desktop(system, table, place):
     assert system.fired
     assert played.kinds == ["agent_done"]
     assert played.generations == [1, 1, 1, 1]
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(1, f"worker killed at {place}", system, played)
 
 
@@ -62,18 +53,18 @@ async def test_gui_action_killed_while_the_guest_performs_it(system, table):
         if isinstance(item, OperationsRecord)
     ]
     assert [record.operations[0]["replayed"] for record in act] == [False, True, False]
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(1, "worker killed while the guest performs a GUI action", system, played)
 
 
 @chaos
 async def test_gui_action_intended_and_no_host_there_to_take_it(system, table):
     submitted = await system.submit(counting_task(), faults=":slow=4@1")
-    await wait_until(lambda: _asked(system, submitted, turn=1))
+    await wait_until(lambda: system.asked(submitted, turn=1))
     system.fleet.kill_all()
     played = await system.ended(submitted)
     assert played.kinds == ["agent_done"]
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(1, "worker killed before a GUI action is dispatched", system, played)
 
 
@@ -98,7 +89,7 @@ async def test_setup_is_never_repeated_on_a_dirty_desktop(system, table, place, 
     assert played.kinds == ["prepare_failed", "agent_done"]
     assert played.result.executions[0].lease_id != played.result.executions[1].lease_id
     assert not first.state_dir.exists()
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(1, f"worker killed at {place}", system, played)
 
 
@@ -123,7 +114,7 @@ async def test_post_steps_are_never_repeated_on_a_dirty_desktop(system, table, p
     played = await system.ended(submitted)
     assert played.kinds == ["evaluation_failed", "agent_done"]
     assert not first.state_dir.exists()
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(1, f"worker killed at {place}", system, played)
 
 
@@ -133,7 +124,7 @@ async def test_evaluation_is_asked_again_on_the_same_desktop(system, table, plac
     system.arm(place)
     played = await system.play(counting_task())
     assert played.kinds == ["agent_done"]
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(1, "worker killed during evaluation", system, played)
 
 
@@ -151,18 +142,18 @@ async def test_model_reply_is_bought_once(system, table, place):
     assert system.fired
     assert played.kinds == ["agent_done"]
     assert played.generations == [1, 1, 1, 1]
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(4, f"worker killed at {place}", system, played)
 
 
 async def test_killed_while_the_model_generates(system, table):
     submitted = await system.submit(counting_task(), faults=":slow=3@1")
-    await wait_until(lambda: _asked(system, submitted, turn=1))
+    await wait_until(lambda: system.asked(submitted, turn=1))
     system.fleet.kill_all()
     played = await system.ended(submitted)
     assert played.kinds == ["agent_done"]
     assert played.generations == [1, 1, 1, 1]
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(4, "worker killed while the model generates", system, played)
 
 
@@ -177,10 +168,5 @@ async def test_reply_that_was_received_and_not_yet_written_down_is_said_to_exist
     assert [(item["state"], item["sample_may_exist"]) for item in call.earlier_attempts] == [("open", True)], (
         json.dumps(call.earlier_attempts)
     )
-    await exactly_once(system, played)
+    await system.exactly_once(played)
     table.add(4, "worker killed at model-after-reply", system, played)
-
-
-def _asked(system, submitted, *, turn: int) -> bool:
-    calls = system.stack.policy.stats()["calls"]
-    return any((call["execution_id"], call["turn"]) == (f"{submitted.rollout_id}/x1", turn) for call in calls)
