@@ -23,6 +23,7 @@ from .endpoints import Endpoints
 from .hardening import hide_from_same_user
 from .ledger import Ledger, Operation
 from .relay import start_relays
+from .screenshot import keep_frame_memory
 from .wire import ApiError, Reply, Request
 
 log = logging.getLogger("guest")
@@ -270,6 +271,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     token = sys.stdin.readline().strip() or None if options.token_stdin else None
     hide_from_same_user()
+    keep_frame_memory()
     ledger = Ledger(options.ledger)
     spool = options.ledger / "spool"
     shutil.rmtree(spool, ignore_errors=True)
