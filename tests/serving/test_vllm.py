@@ -151,9 +151,8 @@ async def test_twenty_turns_of_ids_extend_exactly_where_messages_drift(server, s
     ids = calls_of(store, await drive(server, store, 20, seed=seed, temperature=1.3, tokens=True))
     assert [call.extends_previous for call in ids] == [None, *[True] * 19]
     assert {call.segment for call in ids} == {0}
-    assert all(call.violations == () for call in [*chat, *ids]), [
-        call.violation_details for call in [*chat, *ids] if call.violations
-    ]
+    # at this temperature the policy samples a vision token now and then, which is flagged and breaks nothing else
+    assert {name for call in [*chat, *ids] for name in call.violations} <= {"vision_token_generated"}
     assert [len(call.image_runs) for call in ids] == list(range(1, 21))
     # until the first drift both paths sampled the same
     same = drifted[0]

@@ -59,6 +59,7 @@ class VllmServer:
         running = os.environ.get("VLLM_URL")
         if running and self.plain:
             self.root, self.base_url = running.rstrip("/"), f"{running.rstrip('/')}/v1"
+            self.port = int(self.root.rsplit(":", 1)[1])
             return self
         environment = {
             **os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
