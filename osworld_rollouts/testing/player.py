@@ -8,7 +8,7 @@ again for the same turn plays the same step again. After a restart of the server
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from osworld_rollouts.testing.locate import Match, Screen, load_template
@@ -22,10 +22,11 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class Place:
-    """Where a conversation stands: the step to play next, and how many turns were spent waiting for it."""
+    """Where a conversation stands: the step to play next, how many turns were spent waiting for it, and whether waiting was in vain before."""
 
     step: int = 0
     waits: int = 0
+    gave_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,14 @@ class Player:
     def play(self, script: Script, key: str, turn: int, screenshot: bytes | None) -> Answer:
         """The reply for this turn. Nothing is remembered until `remember`."""
         place = self._conversation(key).before(turn)
-        place = Place(min(place.step, len(script.steps) - 1), place.waits)
+        place = replace(place, step=min(place.step, len(script.steps) - 1))
         return _answer(script, place, Screen(screenshot) if screenshot else None)
 
-    def remember(self, key: str, turn: int, answer: Answer | None, script: Script) -> None:
+    def remember(self, key: str, turn: int, answer: Answer | None) -> None:
         """Go on after `answer`, or stay where the conversation was when the reply sent was none of the script's (None)."""
         conversation = self._conversation(key)
         conversation.after_turn[turn] = answer.after if answer else conversation.before(turn)
         conversation.ended = bool(answer and answer.ends)
-        if conversation.after_turn[turn].step >= len(script.steps):
-            conversation.after_turn[turn] = Place(len(script.steps) - 1)
 
     def _conversation(self, key: str) -> _Conversation:
         found = self._conversations.setdefault(key, _Conversation())
@@ -100,10 +99,11 @@ def _answer(script: Script, place: Place, screen: Screen | None) -> Answer:
     step = script.steps[place.step]
     seen = {name: _look(script, name, screen) for name in step.looks_for()}
     missing = [script.targets[name].name for name, match in seen.items() if match is None]
-    onward = Place(place.step + 1)
-    if missing and place.waits < step.patience:
+    onward = Place(place.step + 1, gave_up=place.gave_up or bool(missing))
+    # On a desktop that looks unlike the pictures, waiting long at every step would use up the horizon.
+    if missing and place.waits < (min(step.patience, 1) if place.gave_up else step.patience):
         text = reply(f"I do not see {missing[0]} yet, so I wait.", "WAIT")
-        return Answer(text, Place(place.step, place.waits + 1), seen)
+        return Answer(text, replace(place, waits=place.waits + 1), seen)
     if isinstance(step.do, str):
         return Answer(reply(step.thought, step.do), place, seen, ends=True)
     if not all(seen[name] for name in step.clicked()):

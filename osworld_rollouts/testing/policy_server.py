@@ -188,7 +188,7 @@ class PolicyServer:
         )
         call.count.generations += 1
         spoilt = replacement is not None or body["choices"][0]["finish_reason"] == "length"
-        self._player.remember(call.key, call.turn, None if spoilt else answer, call.script)
+        self._player.remember(call.key, call.turn, None if spoilt else answer)
         if "drop" in call.faults and request.transport:
             call.count.dropped += 1
             request.transport.abort()

@@ -74,6 +74,20 @@ async def test_it_waits_for_what_it_does_not_see_and_then_takes_another_way(ask)
     assert "hello" in text_of(await ask(NOTHING, turn=4))
 
 
+async def test_after_waiting_in_vain_it_waits_once_at_most(script, session):
+    steps = [step.model_copy(update={"patience": 3}) for step in script.steps[:2]]
+    async with PolicyServer(scripts=[script.model_copy(update={"steps": (*steps, script.steps[2])})]) as server:
+        said = []
+        for turn in range(7):
+            headers = {"X-Execution-Id": "c/t/0/x1", "X-Turn": str(turn)}
+            body = chat_body(NOTHING)
+            async with session.post(f"{server.base_url}/chat/completions", json=body, headers=headers) as reply:
+                said.append(text_of((200, await reply.json())))
+    waits = ["WAIT" in text for text in said]
+    assert waits == [True, True, True, False, True, False, False]
+    assert "DONE" in said[-1]
+
+
 async def test_it_goes_on_as_soon_as_the_target_appears(ask):
     assert "WAIT" in text_of(await ask(NOTHING, turn=0))
     assert f"click({RED})" in text_of(await ask(BOTH, turn=1))
@@ -141,6 +155,10 @@ async def test_it_says_scripted_wherever_it_names_itself(ask, server, session):
     assert "not a model" in card["owned_by"]
     async with session.get(f"{server.base_url.removesuffix('/v1')}/health") as reply:
         assert (reply.status, (await reply.json())["policy"]) == (200, "scripted")
+    async with session.get(f"{server.base_url.removesuffix('/v1')}/stats") as reply:
+        stats = await reply.json()
+    assert (stats["policy"], stats["generations"]) == ("scripted", 1)
+    assert stats["calls"][0]["execution_id"] == "c/t/0/x1"
 
 
 async def test_exact_evidence_is_consistent(ask):
