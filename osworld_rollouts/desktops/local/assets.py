@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 GUEST = FOLDER.parent.parent / "guest"
 REQUIREMENTS = FOLDER / "guest-requirements.txt"
-HOME_TEMPLATE = FOLDER / "home"
+HOME_TEMPLATE = FOLDER / "template"
 PROGRAMS = FOLDER / "programs"
 CHROMIUM = Path("/usr/lib/chromium")
 INSTALL_TIMEOUT_S = 300
