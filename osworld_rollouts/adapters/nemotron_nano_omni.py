@@ -23,7 +23,7 @@ from osworld_rollouts.adapters._fences import Fence, find_fences, is_python, pyt
 from osworld_rollouts.adapters._parts import Ledger, without_thinking
 from osworld_rollouts.adapters._python_code import Call, project_points, repair_line_breaks, split_calls
 from osworld_rollouts.contracts.action import Action, Done, Fail, PythonCode, Wait
-from osworld_rollouts.contracts.model import ParsedReply
+from osworld_rollouts.contracts.model import ParsedPart, ParsedReply
 from osworld_rollouts.contracts.request import History, ParsePolicy, Sampling
 from osworld_rollouts.contracts.steps import ParseFailure
 
@@ -171,19 +171,18 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         """The last block of the Code section, or the section itself where it has none."""
         ledger = Ledger(reply.text)
         said = self._sections(reply.text, reply.reasoning, ledger)
-        code = said.code or _native_call(reply)
+        native, code = (None, said.code) if said.code else _native_call(reply)
         failure = _unfinished(reply) or (None if code else said.missing)
         read = failure or self._read(code or "", geometry)
+        thought, action = said.thought, said.action
         if isinstance(read, ParseFailure):
-            return ParsedReply(
-                failure=read, parts=ledger.parts(), action_text=said.action or None, thought=said.thought
-            )
+            return ParsedReply(failure=read, parts=ledger.parts(), action_text=action or None, thought=thought)
         if said.span:
             ledger.took(*said.span, 0)
-        notes = read.notes if said.action else (*read.notes, "action_inferred")
-        action = said.action or ACTION_INFERRED
+        parts = ledger.parts() if native is None else (*ledger.parts(), native)
+        notes = read.notes if action else (*read.notes, "action_inferred")
         return ParsedReply(
-            actions=read.actions, parts=ledger.parts(), notes=notes, action_text=action, thought=said.thought
+            actions=read.actions, parts=parts, notes=notes, action_text=action or ACTION_INFERRED, thought=thought
         )
 
     def _sections(self, text: str, reasoning: str | None, ledger: Ledger) -> _Said:
@@ -374,16 +373,17 @@ def _json_call(code: str) -> Call | None:
     return Call(name.removeprefix("computer."), (), arguments if isinstance(arguments, dict) else {})
 
 
-def _native_call(reply: Reply) -> str | None:
-    """The call a server's tool parser took out of the text, as the object it was."""
-    for call in reply.tool_calls:
+def _native_call(reply: Reply) -> tuple[ParsedPart | None, str | None]:
+    """The call a server's tool parser took out of the text: its part, and the object it was."""
+    for index, call in enumerate(reply.tool_calls):
         if call.name.startswith("computer."):
             try:
                 arguments = json.loads(call.arguments or "{}")
             except (ValueError, RecursionError):
-                return None
-            return json.dumps({"name": call.name, "arguments": arguments})
-    return None
+                break
+            part = ParsedPart(source=f"tool_calls[{index}]", start=0, end=len(call.arguments), action=0)
+            return part, json.dumps({"name": call.name, "arguments": arguments})
+    return None, None
 
 
 def _unfinished(reply: Reply) -> ParseFailure | None:

@@ -275,9 +275,9 @@ def _without_point(name: str, fields: Fields) -> Action:
 def _calls(text: str) -> list[tuple[int, int]]:
     """Where the calls stand: after the first `Action:`, each from its name to the next call after a blank line."""
     start = _ACTION_AT.search(text) or _ANYWHERE.search(text)
-    if start is None:
+    if start is None or not text[start.end() :].strip():
         return []
-    starts = [start.end()] if text[start.end() :].strip() else []
+    starts = [start.end()]
     later = (found.start() for found in _CALL_START.finditer(text, start.end() + 1))
     starts += [at for at in later if text[:at].rstrip(" \t").endswith("\n\n")]
     ends = [*starts[1:], len(text)]
