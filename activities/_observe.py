@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from activities._patience import patiently
 from osworld_rollouts.contracts.desktop import Observation
 from osworld_rollouts.desktops.guest_client import GuestError
 from osworld_rollouts.evidence.errors import UnusableImage
@@ -55,7 +56,7 @@ async def observe(
     settled_ms = round((time.monotonic() - started) * 1000)
     while True:
         try:
-            media = await asyncio.to_thread(put_screenshot, store, frame, size=size)
+            media = await patiently(put_screenshot, store, frame, size=size)
             break
         except UnusableImage as error:
             if time.monotonic() - started > limit_s + _PATIENCE_S:
@@ -66,7 +67,7 @@ async def observe(
     if needs.accessibility_tree or needs.set_of_marks:
         try:
             text = await client.accessibility_tree()
-            tree = await asyncio.to_thread(store.put, text.encode())
+            tree = await patiently(store.put, text.encode())
         except (GuestError, KeyError, ValueError) as error:
             missing = (f"accessibility_tree: {error}",)
     return Observation(

@@ -15,10 +15,12 @@ from osworld_rollouts.desktops.guest_client import GuestError, GuestRefused, Gue
 from osworld_rollouts.failpoints import reach
 
 if TYPE_CHECKING:
-    from osworld_rollouts.desktops.guest_client import GuestClient, OperationStatus
+    from osworld_rollouts.desktops.guest_client import CommandResult, GuestClient, OperationStatus
 
 _RECONNECT_S = 10.0  # a guest server that restarts is back within this
 _POLL_S = 0.5
+_WATCH_S = 5.0  # how often the ledger is asked about an operation that takes long
+_SILENT = 4  # unanswered questions in a row after which the reply is no longer waited for
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ async def operate(client: GuestClient, code: str, operation: Operation) -> Lande
     started = time.monotonic()
     while True:
         try:
-            result = await client.execute(["python", "-c", code], operation=operation, timeout=operation.timeout)
+            result = await _watched(client, code, operation)
             reach("act-after-landing", operation.operation_id)
         except GuestUnreachable:
             if time.monotonic() - started > _RECONNECT_S:
@@ -65,6 +67,36 @@ async def operate(client: GuestClient, code: str, operation: Operation) -> Lande
         )
 
 
+async def _watched(client: GuestClient, code: str, operation: Operation) -> CommandResult:
+    """Run the code; stop waiting for a reply once the guest has ended the operation, or answers nothing at all.
+
+    Raises:
+        GuestError: as `GuestClient.execute`.
+    """
+    running = asyncio.ensure_future(
+        client.execute(["python", "-c", code], operation=operation, timeout=operation.timeout)
+    )
+    silent, finished = 0, False
+    try:
+        while not (await asyncio.wait([running], timeout=_WATCH_S))[0]:
+            if finished:
+                raise ReplyLost(f"{operation.operation_id} is finished in the guest and its reply did not come")
+            try:
+                status = await client.operation(operation.operation_id, timeout=_WATCH_S)
+                silent, finished = 0, status is not None and status.state == "finished"
+            except GuestRefused:
+                silent = 0
+            except GuestError as error:
+                silent += 1
+                if silent == _SILENT:
+                    raise ReplyLost(
+                        f"the guest answers nothing while {operation.operation_id} runs: {error}"
+                    ) from error
+        return running.result()
+    finally:
+        running.cancel()
+
+
 async def settled(client: GuestClient, operation: Operation, why: str) -> Landed:
     """Ask the ledger until the operation has ended.
 
@@ -74,7 +106,7 @@ async def settled(client: GuestClient, operation: Operation, why: str) -> Landed
     deadline = time.monotonic() + operation.timeout + _RECONNECT_S
     while True:
         try:
-            status = await client.operation(operation.operation_id)
+            status = await client.operation(operation.operation_id, timeout=_RECONNECT_S)
         except GuestError as error:
             if time.monotonic() > deadline - operation.timeout:
                 raise unconfirmed(f"{operation.operation_id}: {why}; the ledger cannot be asked: {error}") from error

@@ -15,6 +15,7 @@ from activities._execution import Executions
 from activities._failures import failure
 from activities._observe import ObservationError, observe
 from activities._operate import Landed, operate, recorded, settled
+from activities._patience import patiently
 from osworld_rollouts.actions import guest_code
 from osworld_rollouts.contracts import steps
 from osworld_rollouts.contracts.desktop import Lease
@@ -82,8 +83,8 @@ class DesktopActivities:
         ):
             last = step.operations[-1].operation_id if step.operations else step.execution_id
             reach("act-started", last)
-            facts = await asyncio.to_thread(self._executions.at, step.head)
-            actions = await asyncio.to_thread(self._actions, step.record)
+            facts = await patiently(self._executions.at, step.head)
+            actions = await patiently(self._actions, step.record)
             settle = facts.request.rollout.settle
             done: list[dict[str, Any]] = []
             outcomes: list[steps.OperationOutcome] = []
@@ -110,7 +111,7 @@ class DesktopActivities:
                 outcomes=tuple(outcomes),
                 observation=observation,
             )
-            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            head = await patiently(chain.append, self._store, step.head, written)
             reach("act-after-record", last)
             return steps.Performed(head=head, outcomes=tuple(outcomes))
 
@@ -137,13 +138,13 @@ class DesktopActivities:
                 {},
             )
         else:
-            entry["command"] = await asyncio.to_thread(self._store.put, code.encode())
+            entry["command"] = await patiently(self._store.put, code.encode())
             operation = Operation(item.operation_id, item.seq, step.fence, step.timeout_s)
             if item.operation_id in step.known:
                 landed = await settled(client, operation, "finished before")
             else:
                 landed = await operate(client, code, operation)
-            entry["result"] = await asyncio.to_thread(put_json, self._store, landed.answer)
+            entry["result"] = await patiently(put_json, self._store, landed.answer)
         entry |= {
             "returncode": landed.outcome.returncode,
             "replayed": landed.outcome.replayed,
@@ -169,9 +170,9 @@ class DesktopActivities:
             boundary("recovering", execution_id=step.execution_id, turn=step.turn, lease_id=step.lease_id),
             on_desktop(self._host, step, "recovering") as (_, client),
         ):
-            facts = await asyncio.to_thread(self._executions.at, step.head)
+            facts = await patiently(self._executions.at, step.head)
             found = [await self._state(client, operation_id) for operation_id in step.operation_ids]
-            answers = await asyncio.to_thread(put_json, self._store, [answer for _, answer in found])
+            answers = await patiently(put_json, self._store, [answer for _, answer in found])
             operations = tuple(item for item, _ in found)
             written = RecoveryRecord(
                 **facts.place(step.execution_id),
@@ -180,7 +181,7 @@ class DesktopActivities:
                 operations=operations,
                 answers=answers,
             )
-            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            head = await patiently(chain.append, self._store, step.head, written)
             log.info("recovered", states=[item.state for item in operations])
             return steps.Recovered(head=head, operations=operations)
 

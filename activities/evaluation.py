@@ -15,6 +15,7 @@ from activities._boundary import boundary
 from activities._execution import ExecutionFacts, Executions
 from activities._failures import failure
 from activities._observe import observe
+from activities._patience import patiently
 from activities.desktop import on_desktop
 from osworld_rollouts.contracts import steps
 from osworld_rollouts.contracts.desktop import Lease
@@ -67,7 +68,7 @@ class EvaluationActivities:
             boundary("preparing", execution_id=step.execution_id, lease_id=step.lease_id),
             on_desktop(self._host, step, "preparing") as (record, client),
         ):
-            facts = await asyncio.to_thread(self._executions.at, step.head)
+            facts = await patiently(self._executions.at, step.head)
             self._check(facts)
             job = self._job(step, record, facts, "setup", step.first_seq, step.timeout_s)
             reach("prepare-started", step.execution_id)
@@ -109,7 +110,7 @@ class EvaluationActivities:
                 observation=observation,
                 evaluator=self._evaluator.identity(),
             )
-            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            head = await patiently(chain.append, self._store, step.head, written)
             reach("prepare-after-record", step.execution_id)
             log.info("task prepared", steps=report.steps, seconds=report.duration_ms / 1000)
             return steps.Prepared(head=head, next_seq=report.next_seq, steps=report.steps)
@@ -125,7 +126,7 @@ class EvaluationActivities:
             boundary("post-steps", execution_id=step.execution_id, lease_id=step.lease_id),
             on_desktop(self._host, step, "post-steps") as (record, _),
         ):
-            facts = await asyncio.to_thread(self._executions.at, step.head)
+            facts = await patiently(self._executions.at, step.head)
             await asyncio.sleep(facts.request.rollout.settle.before_evaluation_s)
             job = self._job(step, record, facts, "post", step.first_seq, step.timeout_s)
             reach("post-started", step.execution_id)
@@ -140,7 +141,7 @@ class EvaluationActivities:
                 steps=report.steps,
                 exchanges=await self._keep(report.exchanges, report.log, report.notes),
             )
-            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            head = await patiently(chain.append, self._store, step.head, written)
             reach("post-after-record", step.execution_id)
             return steps.EvaluationPrepared(head=head, next_seq=report.next_seq, steps=report.steps)
 
@@ -155,26 +156,26 @@ class EvaluationActivities:
             boundary("evaluating", execution_id=step.execution_id, lease_id=step.lease_id),
             on_desktop(self._host, step, "evaluating") as (record, _),
         ):
-            facts = await asyncio.to_thread(self._executions.at, step.head)
+            facts = await patiently(self._executions.at, step.head)
             job = self._job(step, record, facts, "evaluate", 0, step.timeout_s)
             last_action = {"fail": "FAIL", "done": "DONE"}.get(step.last_action or "", step.last_action)
             try:
                 report = await self._evaluator.evaluate(job, last_action, heartbeat=activity.heartbeat)
             except EvaluationFailed as error:
                 raise await self._evaluation_failure(error, step) from error
-            files, left = await asyncio.to_thread(self._files, report.files)
+            files, left = await patiently(self._files, report.files)
             written = EvaluationRecord(
                 **facts.place(step.execution_id),
                 recorded_at=datetime.now(UTC),
                 score=report.score,
                 last_action=last_action,
                 exchanges=await self._keep(report.exchanges, report.log, (*report.notes, *left)),
-                log=await asyncio.to_thread(self._store.put, report.log),
+                log=await patiently(self._store.put, report.log),
                 files=files,
                 duration_ms=report.duration_ms,
                 evaluator=self._evaluator.identity(),
             )
-            head = await asyncio.to_thread(chain.append, self._store, step.head, written)
+            head = await patiently(chain.append, self._store, step.head, written)
             log.info("evaluated", score=report.score, seconds=report.duration_ms / 1000)
             return steps.Evaluated(head=head, score=report.score, duration_ms=report.duration_ms)
 
@@ -224,10 +225,8 @@ class EvaluationActivities:
         )
 
     async def _keep(self, exchanges: list[dict[str, Any]], logged: bytes, notes: tuple[str, ...]) -> str:
-        log_blob = await asyncio.to_thread(self._store.put, logged)
-        return await asyncio.to_thread(
-            put_json, self._store, {"exchanges": exchanges, "log": log_blob, "notes": list(notes)}
-        )
+        log_blob = await patiently(self._store.put, logged)
+        return await patiently(put_json, self._store, {"exchanges": exchanges, "log": log_blob, "notes": list(notes)})
 
     def _files(self, found: dict[str, Path]) -> tuple[dict[str, str], tuple[str, ...]]:
         kept: dict[str, str] = {}

@@ -14,6 +14,7 @@ from temporalio import activity
 
 from activities._boundary import boundary
 from activities._failures import call_failure, failure
+from activities._patience import patiently
 from activities._prompt import AdapterVersionError, Prompt, PromptBuilder
 from osworld_rollouts.contracts.action import describe
 from osworld_rollouts.contracts.evidence import ModelCallRecord
@@ -69,26 +70,26 @@ class ModelActivities:
                 ) from error
 
     async def _call(self, step: CallModel) -> ModelReply:
-        records = await asyncio.to_thread(chain.walk, self._store, step.head)
-        prompt = await asyncio.to_thread(self._prompts.build, records, step)
+        records = await patiently(chain.walk, self._store, step.head)
+        prompt = await patiently(self._prompts.build, records, step)
         model = prompt.request.rollout.model
         request = prompt.adapter.render(prompt.input, model.name, prompt.sampling)
         request = _complete(request, prompt)
         key = CallKey(step.execution_id, step.turn, step.call)
-        sent = await asyncio.to_thread(put_request, self._store, request)
+        sent = await patiently(put_request, self._store, request)
         if key in self._bought:
             await asyncio.wait([self._bought[key]])
-        found = await asyncio.to_thread(self._journal.lookup, key, sent)
+        found = await patiently(self._journal.lookup, key, sent)
         reused = found.reply is not None
         overflow: ModelCallError | None = None
         raw = found.reply
         if raw is None:
             raw, overflow = await self._to_its_end(key, self._buy(step, prompt, request, key, sent))
         reply, parsed = await asyncio.to_thread(self._parse, raw, request, prompt, records)
-        record = await asyncio.to_thread(
+        record = await patiently(
             self._record, step, records, prompt, request, sent, raw, reply, parsed, overflow, found.earlier
         )
-        head = await asyncio.to_thread(chain.append, self._store, step.head, record)
+        head = await patiently(chain.append, self._store, step.head, record)
         reach("model-after-record", f"{step.execution_id}/t{step.turn}")
         return _result(head, record, parsed, reused=reused, latency_ms=record.latency_ms)
 
@@ -133,12 +134,12 @@ class ModelActivities:
                 headers={"X-Execution-Id": step.execution_id, "X-Turn": str(step.turn)},
             )
         except ModelCallError as error:
-            await asyncio.to_thread(self._journal.failed, key, request_id, error)
+            await patiently(self._journal.failed, key, request_id, error)
             if error.kind == "context_overflow":
                 return None, error
             raise call_failure(error, "model") from error
         reach("model-after-reply", f"{step.execution_id}/t{step.turn}")
-        await asyncio.to_thread(self._journal.received, key, raw)
+        await patiently(self._journal.received, key, raw)
         reach("model-after-journal", f"{step.execution_id}/t{step.turn}")
         log.info("model replied", latency_ms=raw.latency_ms, status=raw.status)
         return raw, None

@@ -20,7 +20,11 @@ def _s(seconds: float) -> timedelta:
 
 
 class Steps:
-    """The activities of one execution, with the timeouts its request came with."""
+    """The activities of one execution, with the timeouts its request came with.
+
+    Desktop, model and evaluator are given up by the activities themselves, each in its own time. Start-to-close is longer by what an
+    evidence store may be away: effects that landed wait for it.
+    """
 
     def __init__(self, timing: Timing, pool_queue: str) -> None:
         self._timing = timing
@@ -67,7 +71,7 @@ class Steps:
             task_queue=lease.task_queue,
             summary=f"set up task {task_id}",
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
-            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
+            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s + self._timing.evidence_total_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=_ONCE,
         )
@@ -97,7 +101,7 @@ class Steps:
             task_queue=lease.task_queue,
             summary=f"turn {step.turn + 1}: {words}"[:200],
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
-            start_to_close_timeout=_s(effects + waits_s + self._timing.observe_s),
+            start_to_close_timeout=_s(effects + waits_s + self._timing.observe_s + self._timing.evidence_total_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=_ONCE,
         )
@@ -125,7 +129,7 @@ class Steps:
             task_queue=lease.task_queue,
             summary="run the evaluator's post-steps",
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
-            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
+            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s + self._timing.evidence_total_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=_ONCE,
         )
@@ -139,7 +143,7 @@ class Steps:
             task_queue=lease.task_queue,
             summary="ask OSWorld's evaluator",
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
-            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s),
+            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s + self._timing.evidence_total_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(10), maximum_attempts=3),
         )

@@ -174,7 +174,9 @@ class ExecutionWorkflow(Control):
             exact=self._request.rollout.evidence == "exact",
             violations=self._turns.violations if self._turns else 0,
         )
-        if self._lease is not None:
+        if self._lease is not None and kind is OutcomeKind.HOST_LOST:
+            self._also.append(Cause(kind=kind, phase="teardown", message="desktop left to its host's reaper"))
+        elif self._lease is not None:
             self._enter("teardown")
             try:
                 await self._steps.teardown(
