@@ -87,7 +87,8 @@ def journal_prefix(execution_id: str) -> str:
 def put_request(store: EvidenceStore, request: ModelRequest) -> str:
     """Store a request as sent (images as references, keys in order); its sha256."""
     source = {} if request.source is None else {"source": request.source}
-    return put_json(store, {"api": request.api, "body": request.body, **source})
+    headers = {"headers": request.headers} if request.headers else {}
+    return put_json(store, {"api": request.api, "body": request.body, **source, **headers})
 
 
 class Journal:
