@@ -39,13 +39,23 @@ class Problem:
 
 
 class Endpoints(BaseModel):
-    """Unix sockets on this host that lead into the desktop: OSWorld's server, Chrome's debugging port, VLC's web interface."""
+    """What leads into the desktop: OSWorld's server, Chrome's debugging port, VLC's web interface.
+
+    Unix sockets on this host, or `host` with ports. `ledger` says who keeps the operation ledger: the guest's own server, or the
+    client from outside, because the server is OSWorld's own (`stock_guest.py`); that one listens on `inner_port` inside.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    server: Path
-    chromium: Path
-    vlc: Path
+    server: Path | None = None
+    chromium: Path | None = None
+    vlc: Path | None = None
+    host: str | None = None
+    server_port: int = 5000
+    chromium_port: int = 9222
+    vlc_port: int = 8080
+    ledger: Literal["guest", "stock"] = "guest"
+    inner_port: int = 5000
 
 
 class DesktopRecord(BaseModel):

@@ -30,10 +30,11 @@ def send_file(request: Request) -> Reply:
     if not request.form.get("file_path"):
         raise ApiError(400, "bad_request", "form field file_path is required")
     path = Path(expand(request.form["file_path"]))
-    if path.is_dir():
-        raise ApiError(400, "is_a_directory", f"{path} is a directory")
     if not path.exists():
         raise ApiError(404, "file_not_found", f"there is no file {path}")
+    if not path.is_file():
+        # A folder has no bytes, and reading a pipe or a device would never end.
+        raise ApiError(400, "not_a_file", f"{path} is not a regular file")
     if not os.access(path, os.R_OK):
         raise ApiError(403, "permission_denied", f"{path} may not be read by the desktop's user")
     return Reply(

@@ -19,6 +19,8 @@ from pathlib import Path
 from .execute import CommandTimeout, Outcome, collect
 
 START_TIMEOUT_S = 20.0
+BEGUN = b"b"
+"""What a fork sends before it runs its code."""
 
 
 class ForkServerUnavailable(Exception):
@@ -63,11 +65,20 @@ class ForkServer:
             ForkServerDied: it was begun and its end is unknown.
             CommandTimeout: it was killed with its process group.
         """
+        for _ in range(2):
+            outcome = self._run(code, timeout)
+            if outcome is not None:
+                return outcome
+        raise ForkServerUnavailable("the fork server died twice before it began to run the code")
+
+    def _run(self, code: list[str], timeout: float) -> Outcome | None:
+        """Like `run`; None when the code was certainly not begun."""
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         request = os.memfd_create("request", os.MFD_CLOEXEC)
         order = memoryview(json.dumps({"code": code[0], "argv": code[1:], "cwd": str(Path.cwd())}).encode())
+        begun = False
         try:
             try:
                 while order:
@@ -77,11 +88,21 @@ class ForkServer:
                 theirs.close()
                 for descriptor in (request, out_write, err_write):
                     os.close(descriptor)
-        except BaseException:
-            ours.close()
-            os.close(out_read)
-            os.close(err_read)
-            raise
+            # The fork says that it begins before it begins. Without that, and with the link closed, nobody is left who could.
+            ours.settimeout(timeout)
+            try:
+                begun = ours.recv(1) == BEGUN
+            except TimeoutError:
+                raise ForkServerDied(
+                    f"the fork server did not say within {timeout:g} s whether it runs the code"
+                ) from None
+        finally:
+            if not begun:
+                ours.close()
+                os.close(out_read)
+                os.close(err_read)
+        if not begun:
+            return None
 
         def kill() -> None:
             with contextlib.suppress(OSError):

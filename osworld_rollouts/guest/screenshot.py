@@ -68,14 +68,19 @@ class Screen:
         from mss.exception import ScreenShotError
 
         with self._grab_lock:
-            grabber = self._connect()
-            try:
-                shot = grabber.grab(grabber.monitors[0])
-            except ScreenShotError as error:
-                grabber.close()
-                self._grabber = None
-                raise ApiError(503, "display_unavailable", f"the screen cannot be read: {error}") from error
-            return shot.raw, shot.width, shot.height
+            for last in (False, True):
+                grabber = self._connect()
+                try:
+                    shot = grabber.grab(grabber.monitors[0])
+                except ScreenShotError as error:
+                    # The screen has another size now, or the X server is another one: a new connection knows.
+                    grabber.close()
+                    self._grabber = None
+                    if last:
+                        raise ApiError(503, "display_unavailable", f"the screen cannot be read: {error}") from error
+                else:
+                    return shot.raw, shot.width, shot.height
+            raise AssertionError("unreachable")
 
     def _connect(self):  # noqa: ANN202 - mss is imported late
         if self._grabber is None:

@@ -1,8 +1,8 @@
 """The process that has pyautogui imported and forks once per operation.
 
 Protocol, with `forkserver.py`: one message on the control socket carries four descriptors (link, request, stdout, stderr). The
-fork reads its request (a memory file with JSON: `code`, `argv`, `cwd`), runs it and exits; the zygote writes the return code to the
-link and closes it. A byte from the other side of the link means: kill it.
+fork reads its request (a memory file with JSON: `code`, `argv`, `cwd`), says on the link that it begins, runs it and exits; the
+zygote writes the return code to the link and closes it. A byte from the other side of the link means: kill it.
 
 What the code sees equals a cold `python -c CODE`: its own `__main__`, argv, streams, exit codes and tracebacks.
 """
@@ -22,6 +22,8 @@ import threading
 import traceback
 from types import ModuleType
 from typing import Any
+
+from .forkserver import BEGUN
 
 
 class Zygote:
@@ -60,7 +62,7 @@ class Zygote:
         link_fd, request, out, err = descriptors
         pid = os.fork()
         if pid == 0:
-            become_operation(request, out, err)
+            become_operation(link_fd, request, out, err)
         for descriptor in (request, out, err):
             os.close(descriptor)
         link = socket.socket(fileno=link_fd)
@@ -94,7 +96,7 @@ class Zygote:
             link.close()
 
 
-def become_operation(request: int, out: int, err: int) -> None:
+def become_operation(link: int, request: int, out: int, err: int) -> None:
     """Turn this fresh fork into `python -c CODE`; never returns."""
     status = 1
     try:
@@ -104,8 +106,9 @@ def become_operation(request: int, out: int, err: int) -> None:
         os.dup2(out, 1)
         os.dup2(err, 2)
         order = json.loads(os.pread(request, os.fstat(request).st_size, 0))
-        os.closerange(3, 1024)
         os.chdir(order["cwd"])
+        os.write(link, BEGUN)
+        os.closerange(3, 1024)
         status = run_code(order["code"], order["argv"])
     except BaseException:  # noqa: BLE001 - the last thing this process can do is say so
         traceback.print_exc()
@@ -193,12 +196,17 @@ def prepare() -> None:
 
 
 def connect_display() -> None:
-    """Give pyautogui a connection of this process's own."""
+    """Give pyautogui a connection of this process's own; without a display, forget it, so that its import fails as it should."""
     import mouseinfo
     from pyautogui import _pyautogui_x11
     from Xlib.display import Display
+    from Xlib.error import DisplayError
 
-    _pyautogui_x11._display = mouseinfo._display = Display(os.environ["DISPLAY"])  # noqa: SLF001
+    try:
+        _pyautogui_x11._display = mouseinfo._display = Display(os.environ["DISPLAY"])  # noqa: SLF001
+    except (DisplayError, OSError):
+        for name in [name for name in sys.modules if name.partition(".")[0] in {"pyautogui", "mouseinfo"}]:
+            del sys.modules[name]
 
 
 def main() -> int:

@@ -115,12 +115,18 @@ class TestFiles:
     async def test_absent_and_folder(self, guest):
         for path, status, kind in (
             ("/nope", 404, "file_not_found"),
-            ("/home", 400, "is_a_directory"),
+            ("/home", 400, "not_a_file"),
             ("", 400, "bad_request"),
         ):
             with pytest.raises(GuestRefused) as refused:
                 await guest.read_file(path)
             assert (refused.value.status, refused.value.kind) == (status, kind)
+
+    async def test_a_pipe_is_not_read(self, guest):
+        await guest.execute(["mkfifo", "/tmp/pipe"])
+        with pytest.raises(GuestRefused) as refused:
+            await guest.read_file("/tmp/pipe", timeout=5)
+        assert refused.value.kind == "not_a_file"
 
     async def test_where_nothing_can_be_written(self, guest):
         with pytest.raises(GuestRefused) as refused:
@@ -310,6 +316,25 @@ class TestTyping:
         await asyncio.sleep(0.5)
         assert await guest.read_file("/tmp/cold.txt") == b"a<b>c"
         await gone(guest, "cold.txt")
+
+
+class TestSettings:
+    async def test_gnome_settings_are_kept(self, guest):
+        """Tasks set and read them, with the bus address written out."""
+        bus = "export DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/1000/bus;"
+        if (await guest.execute(["printenv", "HOME"])).output != "/home/user\n":
+            bus = ""
+        key = "org.gnome.desktop.interface text-scaling-factor"
+        done = await guest.execute(f"{bus} gsettings set {key} 1.25 && gsettings get {key}", shell=True)
+        assert (done.output, done.error) == ("1.25\n", "")
+        assert (await guest.execute(f"gsettings reset {key}", shell=True)).returncode == 0
+        apps = await guest.execute("gsettings get org.gnome.shell favorite-apps", shell=True)
+        assert apps.output.startswith("["), apps.error
+
+    async def test_programs_tasks_name_are_there(self, guest):
+        names = "google-chrome chromium libreoffice soffice gimp vlc python python3 pip3 socat wmctrl xdotool xclip unzip file sudo git"
+        missing = [name for name in names.split() if (await guest.execute(["which", name])).returncode]
+        assert set(missing) <= {"pip3", "git", "chromium"}
 
 
 class TestRecording:
