@@ -98,6 +98,7 @@ def cancel(
 
 
 async def _update(update: str, rollouts: Sequence[str], campaign: str | None, *, dry_run: bool, out: Output) -> int:
+    _check_chosen(rollouts, campaign)
     client = await connect(load_settings())
     ids = await _chosen(client, rollouts, campaign)
     answers: dict[str, str] = {}
@@ -136,6 +137,7 @@ async def _ask(client: Client, rollout_id: str, update: str) -> str:
 
 
 async def _cancel(rollouts: Sequence[str], campaign: str | None, *, wait: bool, dry_run: bool, out: Output) -> int:
+    _check_chosen(rollouts, campaign)
     client = await connect(load_settings())
     ids = await _chosen(client, rollouts, campaign)
     if not dry_run:
@@ -183,9 +185,12 @@ async def cancel_rollouts(client: Client, ids: Sequence[str], *, timeout_s: floa
     }
 
 
-async def _chosen(client: Client, rollouts: Sequence[str], campaign: str | None) -> list[str]:
+def _check_chosen(rollouts: Sequence[str], campaign: str | None) -> None:
     if bool(rollouts) == bool(campaign):
         raise ConsoleError("name rollouts, or a --campaign", remedy="`rollouts list --running` shows what runs")
+
+
+async def _chosen(client: Client, rollouts: Sequence[str], campaign: str | None) -> list[str]:
     if campaign:
         return [row.rollout_id for row in await find_rollouts(client, Filter(campaign=campaign, running=True), _MANY)]
     return [name.removeprefix("rollout/") for name in rollouts]

@@ -20,7 +20,7 @@ from osworld_rollouts.evidence.errors import EvidenceError
 from osworld_rollouts.settings import SettingsError
 from osworld_rollouts.submit import RequestConflictError, RequestTooLargeError
 from osworld_rollouts.tasks.catalog import TaskError
-from osworld_rollouts.temporal import TemporalUnreachableError
+from osworld_rollouts.temporal import SEARCH_ATTRIBUTES, TemporalUnreachableError
 
 
 class ExitCode(IntEnum):
@@ -114,10 +114,10 @@ def _from_rpc(error: RPCError) -> ConsoleError:
                 code=ExitCode.UNREACHABLE,
             )
         case RPCStatusCode.INVALID_ARGUMENT:
-            hint = "run `rollouts setup`, which registers them" if "search attribute" in error.message.lower() else ""
-            return ConsoleError(
-                f"Temporal refused: {error.message}", remedy=hint, code=ExitCode.ENVIRONMENT if hint else ExitCode.USAGE
-            )
+            if any(name in error.message for name in SEARCH_ATTRIBUTES):
+                remedy = "run `rollouts setup`, which registers what rollouts search by"
+                return ConsoleError(f"Temporal refused: {error.message}", remedy=remedy, code=ExitCode.ENVIRONMENT)
+            return ConsoleError(f"Temporal refused: {error.message}", code=ExitCode.USAGE)
         case RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.UNAVAILABLE | RPCStatusCode.CANCELLED:
             return ConsoleError(
                 f"Temporal does not answer: {error.message}",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
 import os
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
+
+from osworld_rollouts.console import adapters_commands, evidence_commands
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,6 @@ _COMMANDS = (
     ("config", "setup_commands:config", "Every setting with its value and where it came from."),
     ("setup", "setup_commands:setup", "Register the search attributes that rollouts need in the Temporal namespace."),
 )
-_FAMILIES = ("adapters_commands", "evidence_commands")
 
 
 def build_app() -> App:
@@ -56,10 +55,8 @@ def build_app() -> App:
     )
     for name, target, summary in _COMMANDS:
         app.command(f"osworld_rollouts.console.{target}", name=name, help=summary, help_epilogue="")
-    for family in _FAMILIES:
-        module = f"osworld_rollouts.console.{family}"
-        if importlib.util.find_spec(module):
-            importlib.import_module(module).register(app)
+    adapters_commands.register(app)
+    evidence_commands.register(app)
     return app
 
 

@@ -85,23 +85,26 @@ class LiveProgress:
                 await self._task
         if self._live:
             self._live.stop()
+        else:
+            await self._look()
 
     async def _follow(self) -> None:
         while True:
-            with contextlib.suppress(
-                Exception
-            ):  # a server that is away for a moment must not end the wait; the wait itself reports it
-                rows = await find_rollouts(self._client, Filter(campaign=self._campaign), 500)
-                names = [
-                    execution_id(row.rollout_id, row.execution)
-                    for row in rows
-                    if row.status == "running" and row.execution
-                ]
-                self._views = await execution_views(self._client, names[:_SHOWN])
-                self._rows = [row for row in rows if row.rollout_id in self._progress.submitted]
-                if not self._live:
-                    self._tell()
+            await self._look()
             await asyncio.sleep(_REFRESH_S)
+
+    async def _look(self) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # a server that is away for a moment must not end the wait; the wait itself reports it
+            rows = await find_rollouts(self._client, Filter(campaign=self._campaign), 500)
+            names = [
+                execution_id(row.rollout_id, row.execution) for row in rows if row.status == "running" and row.execution
+            ]
+            self._views = await execution_views(self._client, names[:_SHOWN])
+            self._rows = [row for row in rows if row.rollout_id in self._progress.submitted]
+            if not self._live:
+                self._tell()
 
     def _tell(self) -> None:
         """Lines for a log: one when a rollout's phase or turn changes."""

@@ -68,15 +68,22 @@ def screenshot(seed: int, size=SIZE) -> bytes:
     return out.getvalue()
 
 
-def request(rollout_id="demo/calc-total-formula/0", model="scripted-solver", max_turns=15, instruction=None) -> RolloutRequest:
+def request(
+    rollout_id="demo/calc-total-formula/0", model="scripted-solver", max_turns=15, instruction=None
+) -> RolloutRequest:
     campaign, task, sample = rollout_id.split("/")
     document = {
         "id": task,
-        "instruction": instruction or 'The workbook budget.xlsx is open in LibreOffice Calc. Put a formula into cell B8, next to "Total".',
+        "instruction": instruction
+        or 'The workbook budget.xlsx is open in LibreOffice Calc. Put a formula into cell B8, next to "Total".',
         "config": [],
         "evaluator": {"func": "infeasible"},
     }
-    rollout = Rollout(task=Task.from_document(document, "libreoffice_calc"), model=Model(name=model, base_url="http://127.0.0.1:9/v1"), max_turns=max_turns)
+    rollout = Rollout(
+        task=Task.from_document(document, "libreoffice_calc"),
+        model=Model(name=model, base_url="http://127.0.0.1:9/v1"),
+        max_turns=max_turns,
+    )
     return RolloutRequest(rollout=rollout, campaign_id=campaign, sample_index=int(sample))
 
 
@@ -91,14 +98,21 @@ class Sample:
 
     def add(self, kind, after_s=0.0, **fields):
         self.now += timedelta(seconds=after_s)
-        record = kind(execution_id=self.execution_id, index=self.index, previous=self.head, recorded_at=self.now, **fields)
+        record = kind(
+            execution_id=self.execution_id, index=self.index, previous=self.head, recorded_at=self.now, **fields
+        )
         self.head = chain.append(self.store, self.head, record)
         self.heads.append(self.head)
         self.index += 1
         return record
 
     def observe(self, seed, size=SIZE):
-        return Observation(screenshot=put_screenshot(self.store, screenshot(seed, size)), captured_at=self.now, stable=seed % 5 != 4, settle_ms=420)
+        return Observation(
+            screenshot=put_screenshot(self.store, screenshot(seed, size)),
+            captured_at=self.now,
+            stable=seed % 5 != 4,
+            settle_ms=420,
+        )
 
     def begin(self, seed=0, size=SIZE):
         self.add(
@@ -112,7 +126,15 @@ class Sample:
             lease_id=f"{self.execution_id}#0198abcd", provider="local", host_id="host-1a2b3c4d", task_queue="q", fence=1, width=1920, height=1080,
             image_identity="local", tier="bubblewrap", created_at=self.now, expires_at=self.now + timedelta(hours=1),
         )  # fmt: skip
-        self.add(DesktopPrepared, 3.4, lease=lease, exchanges=self.store.put(b"[]"), steps=2, observation=self.observe(seed, size), evaluator={"version": "1.0.2"})
+        self.add(
+            DesktopPrepared,
+            3.4,
+            lease=lease,
+            exchanges=self.store.put(b"[]"),
+            steps=2,
+            observation=self.observe(seed, size),
+            evaluator={"version": "1.0.2"},
+        )
         return self
 
     def call(self, turn, actions=(), text="", call=0, latency_ms=1200, failure=None, **fields):
@@ -126,11 +148,18 @@ class Sample:
 
     def operate(self, turn, actions, seed, problem="", size=SIZE):
         outcomes = tuple(
-            OperationOutcome(operation_id=f"{self.execution_id}/t{turn}/o{index}", returncode=1 if problem else 0, error=problem, duration_ms=34)
+            OperationOutcome(
+                operation_id=f"{self.execution_id}/t{turn}/o{index}",
+                returncode=1 if problem else 0,
+                error=problem,
+                duration_ms=34,
+            )
             for index, action in enumerate(actions)
             if action.kind != "done"
         )
-        self.add(OperationsRecord, 0.6, turn=turn, operations=(), outcomes=outcomes, observation=self.observe(seed, size))
+        self.add(
+            OperationsRecord, 0.6, turn=turn, operations=(), outcomes=outcomes, observation=self.observe(seed, size)
+        )
 
     def turns(self, count, first=0, size=SIZE):
         for turn in range(first, first + count):
@@ -141,10 +170,22 @@ class Sample:
 
     def odd_turns(self, turn):
         """A rejected reply, hostile text, a failing program, a lost reply that was asked for."""
-        self.call(turn, (), "I am not sure what to do.", failure=ParseFailure(kind="no_action", message="the reply holds no action"))
+        self.call(
+            turn,
+            (),
+            "I am not sure what to do.",
+            failure=ParseFailure(kind="no_action", message="the reply holds no action"),
+        )
         actions = (Click(point=Point(x=500, y=500)),)
-        self.call(turn, actions, f"Click it. {HOSTILE}", call=1, reasoning="First I considered the menu.\nThen the toolbar.")
-        self.add(RecoveryRecord, 0.4, turn=turn, operations=(RecoveredOperation(operation_id=f"{self.execution_id}/t{turn}/o0", state="finished"),))
+        self.call(
+            turn, actions, f"Click it. {HOSTILE}", call=1, reasoning="First I considered the menu.\nThen the toolbar."
+        )
+        self.add(
+            RecoveryRecord,
+            0.4,
+            turn=turn,
+            operations=(RecoveredOperation(operation_id=f"{self.execution_id}/t{turn}/o0", state="finished"),),
+        )
         self.operate(turn, actions, turn + 1)
         actions = (PythonCode(code=f"raise ValueError({HOSTILE!r})"),)
         self.call(turn + 1, actions, "```python\nraise ValueError()\n```")
@@ -159,7 +200,16 @@ class Sample:
             log=self.store.put(json.dumps({"stdout": log, "stderr": "", "log": ""}).encode()), files={"budget.xlsx": self.store.put(b"PK\x03\x04\xff")},
             duration_ms=870, evaluator={"version": "1.0.2"},
         )  # fmt: skip
-        return self.end(Outcome(kind=OutcomeKind.AGENT_DONE, score=score, eligible=True, admission_reason="agent_done", admission_policy="p", turns=turn + 1))
+        return self.end(
+            Outcome(
+                kind=OutcomeKind.AGENT_DONE,
+                score=score,
+                eligible=True,
+                admission_reason="agent_done",
+                admission_policy="p",
+                turns=turn + 1,
+            )
+        )
 
     def fail(self, kind=OutcomeKind.DESKTOP_LOST, message="the desktop's guest server is gone", turns=0):
         cause = Cause(kind=kind, message=message, remedy="look at the host's log", phase="acting")
@@ -182,5 +232,7 @@ def gallery(store):
     retried = request("night-1/files-rename/0", model="qwen3-vl-32b", instruction="Rename photos.zip to lisbon.zip.")
     Sample(store, retried, 1).begin().turns(2).fail(turns=2)
     Sample(store, retried, 2, START + timedelta(minutes=2)).begin().turns(5).score(5, 0.0)
-    Sample(store, request("night-1/odd/0", model="qwen3-vl-32b", instruction=f"Do it {HOSTILE}")).begin().turns(1).odd_turns(1).score(3, 0.5, HOSTILE)
+    Sample(store, request("night-1/odd/0", model="qwen3-vl-32b", instruction=f"Do it {HOSTILE}")).begin().turns(
+        1
+    ).odd_turns(1).score(3, 0.5, HOSTILE)
     Sample(store, request("night-1/lost/0", model="qwen3-vl-32b")).begin().turns(1).fail(turns=1)
