@@ -97,11 +97,12 @@ def unsafe_names(document: dict[str, Any]) -> list[str]:
 class TaskFiles:
     """The store in `folder`, shared by every worker of the host.
 
-    With `offline` nothing is downloaded. `token` is sent to huggingface.co as a bearer token where its files need one.
+    With `offline` nothing is downloaded. `token` is sent to huggingface.co as a bearer token where its files need one. At most
+    `at_once` files are downloaded at a time: hundreds of rollouts that start together would be turned away (HTTP 429).
     """
 
     def __init__(
-        self, folder: Path, *, offline: bool = False, token: str | None = None, timeout_s: float = 600
+        self, folder: Path, *, offline: bool = False, token: str | None = None, timeout_s: float = 600, at_once: int = 4
     ) -> None:
         self._blobs = folder / "sha256"
         self._urls = folder / "urls"
@@ -109,6 +110,7 @@ class TaskFiles:
         self._token = token
         self._timeout_s = timeout_s
         self._locks: dict[str, asyncio.Lock] = {}
+        self._slots = asyncio.Semaphore(at_once)
         for path in (self._blobs, self._urls):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -149,7 +151,8 @@ class TaskFiles:
                 raise TaskFileUnavailable(
                     f"{url} is not in the task file store and downloads are off; fetch the task's files beforehand"
                 )
-            return await self._download(url)
+            async with self._slots:
+                return await self._download(url)
 
     async def _place(self, file: TaskFile, folder: Path) -> str:
         if not _is_inside(file.name):

@@ -10,8 +10,9 @@
   not have (126, 127), an installation that fails, and any HTTP error of a command are the machine's: they fail the step, because the
   evaluator would score their consequences as the agent's.
 - *Evaluation* only reads. An HTTP error, a lost connection or a timeout means that the evaluator did not see the desktop, so its
-  number is worthless even if it is one. Only 400, 403 and 404 speak of what the agent left (a folder where a file should be, a file
-  nobody may read, none at all): then the evaluator's number counts.
+  number is worthless even if it is one. Only 400, 403 and 404 of a read speak of what the agent left (a folder where a file should
+  be, a file nobody may read, none at all): then the evaluator's number counts. A getter's command that ran into the guest's limit
+  is no verdict either, but asking again would not help.
 - In every phase a refused operation (401, 409) or a ledger that cannot be written (507) ends the job at once.
 """
 
@@ -96,9 +97,11 @@ def at_once(phase: Phase, exchange: Exchange) -> Verdict | None:
         return Verdict(FailureKind.TIMEOUT, f"{what}: {exchange.output}", exchange)
     if exchange.status == 507:
         return Verdict(FailureKind.UNREACHABLE, f"{what}: {exchange.output}", exchange)
-    if phase is Phase.EVALUATE and exchange.status >= 400 and exchange.status not in _AGENTS:
+    agents = exchange.status in _AGENTS and exchange.path in READS
+    if phase is Phase.EVALUATE and exchange.status >= 400 and not agents:
+        kind = FailureKind.TIMEOUT if exchange.error_type == "command_timeout" else FailureKind.UNREACHABLE
         message = f"the guest answered {what} with HTTP {exchange.status} during evaluation: {exchange.output}"
-        return Verdict(FailureKind.UNREACHABLE, message, exchange)
+        return Verdict(kind, message, exchange)
     return None
 
 

@@ -143,7 +143,14 @@ class TestAtOnce:
     @pytest.mark.parametrize("status", [400, 403, 404])
     def test_what_the_guest_says_about_the_agents_files_is_not(self, status):
         assert at_once(Phase.EVALUATE, exchange("/file", status)) is None
-        assert noted(Phase.EVALUATE, Step(), exchange("/execute", status))
+        assert noted(Phase.EVALUATE, Step(), exchange("/file", status))
+        assert at_once(Phase.EVALUATE, exchange("/execute", status)) is not None
+
+    def test_a_getters_command_that_ran_too_long_is_no_verdict_and_not_asked_again(self):
+        error = {"type": "command_timeout", "message": "the command ran longer than 120 s"}
+        verdict = at_once(Phase.EVALUATE, exchange("/execute", 500, error=error))
+        assert verdict is not None
+        assert verdict.kind is FailureKind.TIMEOUT
 
     def test_a_server_error_in_setup_is_left_to_the_step(self):
         assert at_once(Phase.SETUP, exchange(status=500)) is None
