@@ -35,7 +35,7 @@ _ON_TIMEOUT = {
 }
 
 
-class ExecutionFailed(Exception):  # noqa: N818 - it is an end, not a defect
+class ExecutionFailed(Exception):
     """Leaves the turn loop with the cause that ends the execution."""
 
     def __init__(self, cause: Cause) -> None:

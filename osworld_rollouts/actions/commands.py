@@ -41,7 +41,7 @@ _GAP_S = 0.05
 _BUTTON_NUMBERS: dict[Button, int] = {"left": 1, "middle": 2, "right": 3, "back": 8, "forward": 9}
 
 
-class ActionTooLarge(ValueError):  # noqa: N818 - says what is wrong
+class ActionTooLarge(ValueError):
     """An action whose source does not fit into one command, even compressed."""
 
 

@@ -153,7 +153,7 @@ def key_names(spellings: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.lower() if len(name) == 1 and len(names) > 1 else name for name in names)
 
 
-class UnknownKey(ValueError):  # noqa: N818 - says what is wrong
+class UnknownKey(ValueError):
     """A name that no key has."""
 
     def __init__(self, spelling: str) -> None:

@@ -63,7 +63,7 @@ def probe_model(
 
 
 async def _probe(
-    base_url: str, model: str, images: int, sizes: list[tuple[int, int]], api_key_env: str | None, timeout: float  # noqa: ASYNC109
+    base_url: str, model: str, images: int, sizes: list[tuple[int, int]], api_key_env: str | None, timeout: float
 ) -> ProbeReport:  # fmt: skip
     try:
         from osworld_rollouts.serving.client import close_clients  # noqa: PLC0415 - needs the extra `worker`

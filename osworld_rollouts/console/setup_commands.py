@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (cyclopts reads annotations)
 from typing import TYPE_CHECKING
 
@@ -13,12 +15,17 @@ from temporalio.service import RPCError
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import STYLES, Output, one_line
+from osworld_rollouts.osworld.preflight import DesktopFacts, EvaluatorFacts, check_task
+from osworld_rollouts.osworld.requirements import PROBED
 from osworld_rollouts.settings import describe_settings, explain_settings, load_settings, unknown_environment
 from osworld_rollouts.tasks.catalog import SHIPPED, load_tasks
 from osworld_rollouts.temporal import SEARCH_ATTRIBUTES, connect
 
 if TYPE_CHECKING:
     from temporalio.client import Client
+
+    from osworld_rollouts.contracts.request import Task
+    from osworld_rollouts.osworld.preflight import Problem
 
 _TYPES: dict[str, IndexedValueType.ValueType] = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -143,7 +150,7 @@ def config(name: str = "", /, *, reasons: bool = False, json: bool = False) -> N
         out.note(f"not a setting, ignored: {', '.join(ignored)}", style=STYLES["waiting"])
 
 
-def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, json: bool = False) -> None:
+def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, check: bool = False, json: bool = False) -> None:
     """List tasks: the shipped ones, or those of an OSWorld checkout.
 
     Parameters
@@ -152,15 +159,60 @@ def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, json: bool = Fal
         `shipped`, a task's id or file, or a directory.
     index
         With a directory: only the tasks in this file.
+    check
+        Say which of them this machine's evaluator and local desktop could not run truthfully, and why.
     json
         Print JSON.
     """
     out = Output(as_json=json)
     found = load_tasks(spec, index=index)
+    problems = {task.task_id: _problems(task) for task in found} if check else {}
     out.record(
-        {"tasks": [{"id": task.task_id, "domain": task.domain, "instruction": task.instruction} for task in found]}
+        {
+            "tasks": [
+                {
+                    "id": task.task_id,
+                    "domain": task.domain,
+                    "instruction": task.instruction,
+                    **({"problems": [asdict(problem) for problem in problems[task.task_id]]} if check else {}),
+                }
+                for task in found
+            ]
+        }
     )
-    out.table(
-        ("task", "domain", "instruction"),
-        ((task.task_id, task.domain, one_line(task.instruction, 100)) for task in found),
+    if not check:
+        out.table(
+            ("task", "domain", "instruction"),
+            ((task.task_id, task.domain, one_line(task.instruction, 100)) for task in found),
+        )
+        return
+    out.table(("task", "domain", ""), ((task.task_id, task.domain, _verdict(problems[task.task_id])) for task in found))
+    refused = sum(1 for found in problems.values() if any(problem.fatal for problem in found))
+    out.line(
+        f"{len(found) - refused} of {len(found)} can be run on a local desktop of this machine; a worker asks its own desktop again",
+        style="bold",
+    )
+
+
+def _problems(task: Task) -> list[Problem]:
+    programs = frozenset(name for name in PROBED if shutil.which(name))
+    # What the local desktop is, beside the programs it shares with its host: no network, no password for sudo, Chromium for Chrome.
+    desktop = DesktopFacts(
+        network=False, sudo=False, programs=programs | {"google-chrome", "python"}, browser="Chromium"
+    )
+    return check_task(task.document, EvaluatorFacts.here(), desktop)
+
+
+def _verdict(problems: list[Problem]) -> Text:
+    fatal = [problem for problem in problems if problem.fatal]
+    if not fatal:
+        return Text("can be run", style=STYLES["good"])
+    return Text(
+        one_line(
+            "; ".join(
+                f"{problem.message} ({problem.where})" if problem.where else problem.message for problem in fatal
+            ),
+            160,
+        ),
+        style=STYLES["bad"],
     )

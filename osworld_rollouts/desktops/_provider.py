@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime  # noqa: TC003 - pydantic needs it at run time
-from pathlib import Path  # noqa: TC003 - likewise
+from datetime import datetime
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from osworld_rollouts.contracts.desktop import DesktopSpec, LeaseOwner  # noqa: TC001 - likewise
+from osworld_rollouts.contracts.desktop import DesktopSpec, LeaseOwner
 
 
 class DesktopError(Exception):
@@ -56,6 +56,11 @@ class Endpoints(BaseModel):
     vlc_port: int = 8080
     ledger: Literal["guest", "stock"] = "guest"
     inner_port: int = 5000
+
+    @property
+    def base_url(self) -> str:
+        """Where OSWorld's server is asked; over a unix socket the name of the host says nothing."""
+        return "http://guest" if self.host is None else f"http://{self.host}:{self.server_port}"
 
 
 class DesktopRecord(BaseModel):

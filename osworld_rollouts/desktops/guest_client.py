@@ -120,8 +120,8 @@ class GuestClient:
 
     @classmethod
     def of(cls, record: DesktopRecord) -> Self:
-        """A client of the desktop in `record`."""
-        return cls(socket=record.endpoints.server, token=record.token)
+        """A client of the desktop in `record`; `clients.guest_client` chooses the class that fits it."""
+        return cls(socket=record.endpoints.server, base_url=record.endpoints.base_url, token=record.token)
 
     async def __aenter__(self) -> Self:
         connector = (

@@ -1,4 +1,4 @@
-# ruff: noqa: N818  (the names say what is the case: BlobMissing, ChainBroken)
+
 """What can go wrong with evidence.
 
 Three families. *Unavailable*: the store cannot be reached or written (a disk is full, a bucket is down): trying again may help and

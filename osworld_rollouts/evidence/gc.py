@@ -31,7 +31,7 @@ GRACE: Final = timedelta(days=7)
 _JOURNAL: Final = "journal"
 
 
-class UnsafeToCollect(EvidenceError):  # noqa: N818 - says what is the case
+class UnsafeToCollect(EvidenceError):
     """A kept execution's chain cannot be read, so it is not known what it needs."""
 
 

@@ -31,7 +31,7 @@ _MANIFEST = "manifest.json"
 _BLOBS = "evidence"
 
 
-class NotAnExport(EvidenceError):  # noqa: N818 - says what is the case
+class NotAnExport(EvidenceError):
     """A path that is no export of calls and rollouts."""
 
 

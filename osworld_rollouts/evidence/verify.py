@@ -151,7 +151,7 @@ async def history_heads(client: Client, workflow_id: str, run_id: str | None = N
     return [head for at, head in enumerate(heads) if not at or head != heads[at - 1]]
 
 
-class NotSealed(EvidenceError):  # noqa: N818 - says what is the case
+class NotSealed(EvidenceError):
     """There is no pointer to the execution's evidence in this store."""
 
     remedy = "the execution is still running, ended before it could be sealed, or was sealed into another store"

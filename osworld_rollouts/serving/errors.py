@@ -70,7 +70,7 @@ class ModelCallError(Exception):
         return self.kind in RETRYABLE
 
 
-class ReplyUnreadable(ValueError):  # noqa: N818 - says what is the case
+class ReplyUnreadable(ValueError):
     """A reply with status 200 that is not what its API promises."""
 
 

@@ -39,7 +39,7 @@ class ProbeReport(Contract):
         return tuple(item for item in self.findings if item.needed and item.ok is not True)
 
 
-class ExactRefused(Exception):  # noqa: N818 - says what is the case
+class ExactRefused(Exception):
     """Exact evidence was asked for and cannot be had from this server. `reasons` are sentences, `remedy` what to do about the first."""
 
     def __init__(self, reasons: tuple[str, ...], remedy: str = "") -> None:

@@ -12,7 +12,7 @@ _PRIVATE_HEADERS: Final = frozenset(
 )
 
 
-class KeyMissing(LookupError):  # noqa: N818 - says what is the case
+class KeyMissing(LookupError):
     """The environment variable that should hold the key is not set on this worker."""
 
     def __init__(self, variable: str) -> None:

@@ -53,7 +53,7 @@ WORDS = (
 
 def screenshot(seed: int, size=SIZE) -> bytes:
     """A drawn desktop: panel, window, rows that differ by seed."""
-    width, height = size
+    width, _height = size
     image = Image.new("RGB", size, (38, 70 + seed % 60, 94))
     draw = ImageDraw.Draw(image)
     draw.rectangle((0, 0, width, 34), fill=(45, 45, 48))

@@ -49,7 +49,9 @@ def test_digest_is_pinned():
 
 def test_differing_fields_are_named():
     left = rollout()
-    right = rollout(max_turns=3, sampling=Sampling(temperature=0.1), model=Model(name="n", base_url="http://127.0.0.1:1/v1"))
+    right = rollout(
+        max_turns=3, sampling=Sampling(temperature=0.1), model=Model(name="n", base_url="http://127.0.0.1:1/v1")
+    )
     assert differing_fields(left, right) == ["max_turns", "model.name", "sampling.temperature"]
     assert differing_fields(left, rollout()) == []
 
