@@ -77,19 +77,37 @@ def test_text_that_looks_like_a_key_is_redacted(text):
         assert secret not in clean
 
 
-@pytest.mark.parametrize("text", ["turn 12: click(640, 380)", "prompt_tokens: 1200", "a token of thanks", "sha256 " + "a" * 64, "task-1 done"])
+@pytest.mark.parametrize(
+    "text",
+    ["turn 12: click(640, 380)", "prompt_tokens: 1200", "a token of thanks", "sha256 " + "a" * 64, "task-1 done"],
+)
 def test_ordinary_text_stays(text):
     assert redacted(text) == text
 
 
 def test_values_under_secret_names_are_redacted_at_any_depth():
-    clean = redacted({"headers": {"Authorization": "x", "Accept": "y"}, "items": [{"password": "p"}], "prompt_tokens": 5, "max_tokens": 9})
-    assert clean == {"headers": {"Authorization": REDACTED, "Accept": "y"}, "items": [{"password": REDACTED}], "prompt_tokens": 5, "max_tokens": 9}
+    clean = redacted(
+        {
+            "headers": {"Authorization": "x", "Accept": "y"},
+            "items": [{"password": "p"}],
+            "prompt_tokens": 5,
+            "max_tokens": 9,
+        }
+    )
+    assert clean == {
+        "headers": {"Authorization": REDACTED, "Accept": "y"},
+        "items": [{"password": REDACTED}],
+        "prompt_tokens": 5,
+        "max_tokens": 9,
+    }
 
 
 def test_a_traceback_is_redacted_too(lines):
-    try:
+    def call():
         raise ValueError("refused: Bearer abcdef0123456789")
+
+    try:
+        call()
     except ValueError:
         structlog.get_logger().exception("call failed")
     (line,) = lines()

@@ -52,7 +52,9 @@ def test_argument_beats_environment_beats_file_beats_temporal(tmp_path, monkeypa
     assert load_settings().temporal.address == "temporal-env:1"
     assert origin("temporal.address") == "Temporal's environment configuration"
 
-    (tmp_path / "rollouts.toml").write_text('[temporal]\naddress = "file:1"\n[timeouts]\nmodel_s = 7\n', encoding="utf-8")
+    (tmp_path / "rollouts.toml").write_text(
+        '[temporal]\naddress = "file:1"\n[timeouts]\nmodel_s = 7\n', encoding="utf-8"
+    )
     assert load_settings().temporal.address == "file:1"
     assert load_settings().temporal.namespace == "their-namespace"
     assert origin("temporal.address") == "file rollouts.toml"

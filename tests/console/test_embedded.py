@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 from temporalio.client import Client
@@ -104,9 +105,14 @@ def test_no_binary_is_said(monkeypatch, tmp_path):
 async def test_a_program_that_is_no_server_is_said(place, tmp_path):
     settings, registry = place
     fake = tmp_path / "temporal"
-    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'temporal version 9 (Server 9, UI 9)' && exit 0\necho boom >&2\nexit 3\n", encoding="utf-8")
+    fake.write_text(
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'temporal version 9 (Server 9, UI 9)' && exit 0\necho boom >&2\nexit 3\n",
+        encoding="utf-8",
+    )
     fake.chmod(0o755)
-    settings = load_settings(state_dir=settings.state_dir, embedded={"binary": str(fake), "port": 17233, "ui_port": 18233})
+    settings = load_settings(
+        state_dir=settings.state_dir, embedded={"binary": str(fake), "port": 17233, "ui_port": 18233}
+    )
     with pytest.raises(EmbeddedServerError, match="boom"):
         await ensure_server(settings, registry, {})
     assert registry.running() == []
@@ -128,14 +134,18 @@ def _describe():
 
 def _listening(pid: int) -> list[tuple[str, int]]:
     """(address, port) of each listening TCP socket of a process, from proc(5)."""
-    inodes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if os.path.lexists(f"/proc/{pid}/fd/{fd}")}
+    inodes = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
     found = []
     for table in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+        with Path(f"/proc/{pid}/net/{table}").open(encoding="ascii") as file:
             for line in list(file)[1:]:
                 fields = line.split()
                 if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
                     address, port = fields[1].split(":")
-                    text = ".".join(str(byte) for byte in reversed(bytes.fromhex(address))) if len(address) == 8 else address
+                    text = (
+                        ".".join(str(byte) for byte in reversed(bytes.fromhex(address)))
+                        if len(address) == 8
+                        else address
+                    )
                     found.append((text, int(port, 16)))
     return found

@@ -47,11 +47,31 @@ def run(capsys, *arguments):
         (["submit", "no-such-task", "--model", "m", "--base-url", "http://x/v1"], ExitCode.USAGE, "unknown task"),
         (["submit", "text-edit-save"], ExitCode.USAGE, "--model and --base-url missing"),
         (["submit", "text-edit-save", "--model", "m", "--base-url", "x"], ExitCode.USAGE, "http://"),
-        (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--temperature", "9"], ExitCode.USAGE, "temperature"),
-        (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--campaign", "../x"], ExitCode.USAGE, "campaign_id"),
-        (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--samples", "0"], ExitCode.USAGE, "--samples"),
-        (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--in-flight", "0"], ExitCode.USAGE, "--in-flight"),
-        (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--label", "x"], ExitCode.USAGE, "--label wants name=value"),
+        (
+            ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--temperature", "9"],
+            ExitCode.USAGE,
+            "temperature",
+        ),
+        (
+            ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--campaign", "../x"],
+            ExitCode.USAGE,
+            "campaign_id",
+        ),
+        (
+            ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--samples", "0"],
+            ExitCode.USAGE,
+            "--samples",
+        ),
+        (
+            ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--in-flight", "0"],
+            ExitCode.USAGE,
+            "--in-flight",
+        ),
+        (
+            ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--label", "x"],
+            ExitCode.USAGE,
+            "--label wants name=value",
+        ),
         (["submit", "--request", "absent.json"], ExitCode.USAGE, "absent.json"),
         (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x"], ExitCode.UNREACHABLE, "rollouts up"),
         (["list"], ExitCode.UNREACHABLE, NOWHERE),
@@ -144,7 +164,11 @@ def test_tasks_and_config_as_json(capsys):
     assert {"id", "domain", "instruction"} == set(json.loads(out)["tasks"][0])
     code, out, _ = run(capsys, "config", "--json")
     rows = {row["name"]: row for row in json.loads(out)["settings"]}
-    assert rows["temporal.address"] == {**rows["temporal.address"], "value": NOWHERE, "origin": "environment ROLLOUTS_TEMPORAL__ADDRESS"}
+    assert rows["temporal.address"] == {
+        **rows["temporal.address"],
+        "value": NOWHERE,
+        "origin": "environment ROLLOUTS_TEMPORAL__ADDRESS",
+    }
 
 
 def test_status_without_a_server_is_no_error(capsys):
@@ -155,10 +179,28 @@ def test_status_without_a_server_is_no_error(capsys):
 
 
 def test_a_dry_run_needs_no_server(capsys):
-    code, out, _ = run(capsys, "submit", "text-edit-save", "terminal-count-errors", "-n", "2", "--model", "m", "--base-url", "http://x/v1", "--dry-run", "--json")
+    code, out, _ = run(
+        capsys,
+        "submit",
+        "text-edit-save",
+        "terminal-count-errors",
+        "-n",
+        "2",
+        "--model",
+        "m",
+        "--base-url",
+        "http://x/v1",
+        "--dry-run",
+        "--json",
+    )
     assert code == ExitCode.OK
     ids = [item["rollout_id"] for item in json.loads(out)["rollouts"]]
-    assert ids == ["default/text-edit-save/0", "default/terminal-count-errors/0", "default/text-edit-save/1", "default/terminal-count-errors/1"]
+    assert ids == [
+        "default/text-edit-save/0",
+        "default/terminal-count-errors/0",
+        "default/text-edit-save/1",
+        "default/terminal-count-errors/1",
+    ]
 
 
 def test_unknown_errors_stay_unknown():
@@ -198,7 +240,9 @@ main.main()
     ],
 )
 def test_a_console_needs_none_of_a_workers_packages(arguments, code):
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == code, done.stderr
     assert "blocked" not in done.stderr
 
@@ -206,13 +250,21 @@ def test_a_console_needs_none_of_a_workers_packages(arguments, code):
 @pytest.mark.parametrize("_attempt", range(5))
 def test_the_process_leaves_with_the_code_it_promised(_attempt):
     """A client was used; see the trap in `main.main`."""
-    done = subprocess.run([sys.executable, "-m", "osworld_rollouts.console.main", "list"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "osworld_rollouts.console.main", "list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == ExitCode.UNREACHABLE, done.stderr
     assert done.stderr.startswith("error: ")
 
 
 def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m osworld_rollouts.console.main config --reasons | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr

@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from osworld_rollouts.console.viewer.marks import Mark, marks_of, summary_of
-from osworld_rollouts.contracts.action import Click, Done, Drag, Hotkey, KeyDown, Move, Point, Press, PythonCode, Scroll, TypeText, Wait
+from osworld_rollouts.contracts.action import (
+    Click,
+    Done,
+    Drag,
+    Hotkey,
+    KeyDown,
+    Move,
+    Point,
+    Press,
+    PythonCode,
+    Scroll,
+    TypeText,
+    Wait,
+)
 
 
 def code(text: str) -> tuple[Mark, ...]:
@@ -16,7 +29,10 @@ def code(text: str) -> tuple[Mark, ...]:
     ("action", "expected"),
     [
         (Click(point=Point(x=1, y=2)), Mark("click", 1, ((1, 2),))),
-        (Click(point=Point(x=1, y=2), button="right", count=2, modifiers=("ctrl",)), Mark("click", 1, ((1, 2),), "ctrl right x2")),
+        (
+            Click(point=Point(x=1, y=2), button="right", count=2, modifiers=("ctrl",)),
+            Mark("click", 1, ((1, 2),), "ctrl right x2"),
+        ),
         (Click(), Mark("click", 1)),
         (Move(point=Point(x=5, y=6)), Mark("move", 1, ((5, 6),))),
         (Drag(path=(Point(x=1, y=1), Point(x=2, y=2), Point(x=3, y=1))), Mark("drag", 1, ((1, 1), (2, 2), (3, 1)))),
@@ -49,12 +65,18 @@ def test_the_pointer_stays_where_it_was_between_actions():
         ("pyautogui.click(640, 380)", [("click", ((640, 380),), "")]),
         ("pyautogui.click(x=640, y=380, clicks=2, button='right')", [("click", ((640, 380),), "right x2")]),
         ("pyautogui.click((640, 380))", [("click", ((640, 380),), "")]),
-        ("import pyautogui\npyautogui.moveTo(1, 2); pyautogui.dragTo(3, 4, 0.5)", [("move", ((1, 2),), ""), ("drag", ((1, 2), (3, 4)), "")]),
+        (
+            "import pyautogui\npyautogui.moveTo(1, 2); pyautogui.dragTo(3, 4, 0.5)",
+            [("move", ((1, 2),), ""), ("drag", ((1, 2), (3, 4)), "")],
+        ),
         ("pyautogui.scroll(-10)", [("scroll", (), "↓10")]),
         ("pyautogui.scroll(-10, 5, 6)", [("scroll", ((5, 6),), "↓10")]),
         ("pyautogui.hotkey('ctrl', 'c')", [("keys", (), "ctrl + c")]),
         ("pyautogui.hotkey(['ctrl', 'c'])", [("keys", (), "ctrl + c")]),
-        ("pyautogui.write('hi', interval=0.1)\npyautogui.press('enter')", [("keys", (), "type 'hi'"), ("keys", (), "enter")]),
+        (
+            "pyautogui.write('hi', interval=0.1)\npyautogui.press('enter')",
+            [("keys", (), "type 'hi'"), ("keys", (), "enter")],
+        ),
         ("pyautogui.write(message='hi')", [("keys", (), "type 'hi'")]),
         ("x = 3\npyautogui.click(x, x + 1)", [("click", (), "")]),
         ("for i in range(3):\n    pyautogui.press('tab')", [("keys", (), "tab")]),
@@ -83,5 +105,8 @@ def test_huge_code_is_left_alone():
 
 
 def test_python_is_told_by_its_calls():
-    assert summary_of(PythonCode(code="import pyautogui\npyautogui.click(1, 2)\ntime.sleep(1)\npyautogui.write('a')")) == "click(1, 2); write('a')"
+    assert (
+        summary_of(PythonCode(code="import pyautogui\npyautogui.click(1, 2)\ntime.sleep(1)\npyautogui.write('a')"))
+        == "click(1, 2); write('a')"
+    )
     assert summary_of(PythonCode(code="print(1)")) == "python 'print(1)'"

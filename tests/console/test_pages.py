@@ -55,7 +55,9 @@ def serve(tmp_path, store):
 
 
 def page_of(store, sample) -> str:
-    return render_rollout(read_trace(store, sample.execution_id, sample.head), (), ServedUrls(), LINKS, live=None, csp=CSP_SERVED)
+    return render_rollout(
+        read_trace(store, sample.execution_id, sample.head), (), ServedUrls(), LINKS, live=None, csp=CSP_SERVED
+    )
 
 
 class Tags(HTMLParser):
@@ -74,7 +76,11 @@ def test_every_turn_is_shown_with_screenshot_mark_text_and_timing(store):
     sample = Sample(store, request()).begin().turns(7).score(7)
     page = page_of(store, sample)
     tags = Tags(page).tags
-    assert [attributes["id"] for tag, attributes in tags if tag == "article" and "id" in attributes] == ["setup", *(f"turn-{n}" for n in range(1, 9)), "evaluation"]
+    assert [attributes["id"] for tag, attributes in tags if tag == "article" and "id" in attributes] == [
+        "setup",
+        *(f"turn-{n}" for n in range(1, 9)),
+        "evaluation",
+    ]
     images = [attributes for tag, attributes in tags if tag == "img"]
     assert len(images) == 8
     assert all(image["src"].startswith("/media/") and image["width"] == "1920" for image in images)
@@ -82,7 +88,15 @@ def test_every_turn_is_shown_with_screenshot_mark_text_and_timing(store):
     assert ("640", "380") in circles
     assert any(tag == "polyline" for tag, _ in tags)
     assert "↓5" in page
-    for words in ("The spreadsheet is open.", "1.2 s", "34 ms", "score 1", "scripted policy, not a model", "The evaluator returned <b>1</b>", "ctrl + s"):
+    for words in (
+        "The spreadsheet is open.",
+        "1.2 s",
+        "34 ms",
+        "score 1",
+        "scripted policy, not a model",
+        "The evaluator returned <b>1</b>",
+        "ctrl + s",
+    ):
         assert words in page, words
 
 
@@ -96,7 +110,12 @@ def test_a_failed_execution_says_its_cause_and_remedy_and_no_score(store):
 
 def test_odd_things_are_shown(store):
     page = page_of(store, Sample(store, request()).begin(size=SMALL).odd_turns(0).score(2))
-    for words in ("reply 1 not usable: no action", "I am not sure what to do.", "First I considered the menu.", "reply lost, the guest was asked: o0: finished"):
+    for words in (
+        "reply 1 not usable: no action",
+        "I am not sure what to do.",
+        "First I considered the menu.",
+        "reply lost, the guest was asked: o0: finished",
+    ):
         assert words in page, words
 
 
@@ -161,7 +180,10 @@ def test_an_empty_store_says_what_to_do(serve):
 
 def test_every_attempt_has_its_page(serve, store):
     gallery(store)
-    last, first = serve("/rollout/night-1/files-rename/0")[2].decode(), serve("/rollout/night-1/files-rename/0?x=1")[2].decode()
+    last, first = (
+        serve("/rollout/night-1/files-rename/0")[2].decode(),
+        serve("/rollout/night-1/files-rename/0?x=1")[2].decode(),
+    )
     assert "score 0" in last
     assert "attempt 1: desktop lost" in last
     assert "no score" in first
@@ -171,7 +193,18 @@ def test_every_attempt_has_its_page(serve, store):
 
 @pytest.mark.parametrize(
     "path",
-    ["/nothing", "/rollout/none/such/0", "/rollout/", "/rollout/../../etc/passwd", "/rollout/%2e%2e/x", "/static/../server.py", "/static/%2e%2e%2fserver.py", "/media/" + "0" * 64, "/blob/x", "/rollout/<script>"],
+    [
+        "/nothing",
+        "/rollout/none/such/0",
+        "/rollout/",
+        "/rollout/../../etc/passwd",
+        "/rollout/%2e%2e/x",
+        "/static/../server.py",
+        "/static/%2e%2e%2fserver.py",
+        "/media/" + "0" * 64,
+        "/blob/x",
+        "/rollout/<script>",
+    ],
 )
 def test_what_is_not_there_is_a_page_that_says_so(serve, path):
     status, headers, body = serve(path)
@@ -212,7 +245,14 @@ def test_export_writes_pages_that_need_no_server(store, tmp_path):
     directory = tmp_path / "out" / "page"
     index = export_rollout(store, "night-1/files-rename/0", directory, LINKS)
     assert index == directory / "index.html"
-    assert {path.name for path in directory.iterdir()} == {"index.html", "x1.html", "media", "style.css", "viewer.js", "icon.svg"}
+    assert {path.name for path in directory.iterdir()} == {
+        "index.html",
+        "x1.html",
+        "media",
+        "style.css",
+        "viewer.js",
+        "icon.svg",
+    }
     for page in ("index.html", "x1.html"):
         for tag, attributes in Tags((directory / page).read_text(encoding="utf-8")).tags:
             target = attributes.get("src") or (attributes.get("href") if tag == "link" else None)

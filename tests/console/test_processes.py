@@ -16,7 +16,11 @@ from osworld_rollouts.console import launch
 from osworld_rollouts.console.processes import BusyError, Process, ProcessError, Registry
 
 SLEEP = ["sleep", "300"]
-STUBBORN = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(300)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(300)",
+]
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_a_started_process_is_found_and_stopped(registry):
 
 def test_what_ignores_sigterm_is_killed(registry):
     process = registry.start("stubborn", STUBBORN)
-    wait_for(lambda: process.log_tail())
+    wait_for(process.log_tail)
     assert process.stop(0.2) is True
     assert not process.alive()
 
@@ -61,7 +65,10 @@ def test_a_reused_pid_is_somebody_else(registry):
         launch.write_record(registry.path("imposter"), record)
         assert registry.find("imposter") is None
         assert registry.stop("imposter") is False
-        assert Process(name="i", pid=other.pid, started=1, boot_id="b", pid_namespace="n", argv=(), log=Path("x")).stop(1) is False
+        assert (
+            Process(name="i", pid=other.pid, started=1, boot_id="b", pid_namespace="n", argv=(), log=Path("x")).stop(1)
+            is False
+        )
         assert other.poll() is None
     finally:
         other.kill()
@@ -112,7 +119,9 @@ time.sleep(300)
 
 @pytest.mark.parametrize(("dies_with_us", "survives"), [("0", True), ("1", False)])
 def test_a_killed_starter(registry, tmp_path, dies_with_us, survives):
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), dies_with_us], stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path), dies_with_us], stdout=subprocess.PIPE, text=True
+    )
     pid = int(starter.stdout.readline())
     assert registry.find("child").pid == pid
     starter.send_signal(signal.SIGKILL)

@@ -79,7 +79,12 @@ def cli(temporal_env, tmp_path, monkeypatch):
 
 @asynccontextmanager
 async def worker(temporal_env, script, cli):
-    async with Worker(temporal_env.client, task_queue=cli.queue, workflows=[RolloutWorkflow, ExecutionWorkflow], activities=script.activities()):
+    async with Worker(
+        temporal_env.client,
+        task_queue=cli.queue,
+        workflows=[RolloutWorkflow, ExecutionWorkflow],
+        activities=script.activities(),
+    ):
         yield script
 
 
@@ -87,7 +92,11 @@ def pausing(script: Script) -> asyncio.Event:
     """Let the model answer clicks until the event is set, then DONE; a little pause makes the run watchable."""
     done = asyncio.Event()
     click, end = replying([CLICK]), replying([DONE])
-    script.model = lambda step: (end if done.is_set() else click)(step)
+
+    def answer(step):
+        return end(step) if done.is_set() else click(step)
+
+    script.model = answer
     return done
 
 
@@ -100,7 +109,17 @@ async def eventually(look, seconds=30):
 
 async def test_submit_waits_and_reports(temporal_env, cli):
     async with worker(temporal_env, Script(), cli):
-        done = await cli("submit", "text-edit-save", "terminal-count-errors", *MODEL, "--campaign", cli.queue, "--wait", "--in-flight", "1")
+        done = await cli(
+            "submit",
+            "text-edit-save",
+            "terminal-count-errors",
+            *MODEL,
+            "--campaign",
+            cli.queue,
+            "--wait",
+            "--in-flight",
+            "1",
+        )
     assert done.code == ExitCode.OK, done.err
     assert "2 of 2 scored; mean over those 1" in done.out
     assert f"{cli.queue}/text-edit-save/0" in done.out
@@ -111,8 +130,12 @@ async def test_submit_waits_and_reports(temporal_env, cli):
 async def test_the_same_again_is_found_and_another_is_refused_with_its_fields(temporal_env, cli):
     async with worker(temporal_env, Script(), cli):
         first = await cli("submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--json")
-        again = await cli("submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--priority", "1", "--wait", "--json")
-        other = await cli("submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--max-turns", "7", "--temperature", "0.5")
+        again = await cli(
+            "submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--priority", "1", "--wait", "--json"
+        )
+        other = await cli(
+            "submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--max-turns", "7", "--temperature", "0.5"
+        )
     assert first.json["rollouts"][0]["existed"] is False
     (entry,) = again.json["rollouts"]
     assert (entry["existed"], entry["result"]["outcome"]["score"]) == (True, 1.0)
@@ -142,9 +165,30 @@ async def test_list_filters_and_counts(temporal_env, cli):
     script = Script()
     script.evaluate = lambda _step: 0.0
     async with worker(temporal_env, script, cli):
-        await cli("submit", "text-edit-save", "terminal-count-errors", *MODEL, "--campaign", cli.queue, "--purpose", "validation", "--wait")
+        await cli(
+            "submit",
+            "text-edit-save",
+            "terminal-count-errors",
+            *MODEL,
+            "--campaign",
+            cli.queue,
+            "--purpose",
+            "validation",
+            "--wait",
+        )
         everything = await cli("list", "--campaign", cli.queue, "--json")
-        one = await cli("list", "--campaign", cli.queue, "--task", "text-edit-save", "--outcome", "agent_done", "--purpose", "validation", "--json")
+        one = await cli(
+            "list",
+            "--campaign",
+            cli.queue,
+            "--task",
+            "text-edit-save",
+            "--outcome",
+            "agent_done",
+            "--purpose",
+            "validation",
+            "--json",
+        )
         limited = await cli("list", "--campaign", cli.queue, "--limit", "1")
         none = await cli("list", "--campaign", cli.queue, "--failed")
         raw = await cli("list", "--query", f"RolloutCampaign = '{cli.queue}' AND RolloutScore < 0.5", "--json")
@@ -165,7 +209,9 @@ async def test_show_of_a_running_and_of_an_unknown_rollout(temporal_env, cli):
     done = pausing(script)
     rollout = f"{cli.queue}/text-edit-save/0"
     async with worker(temporal_env, script, cli):
-        await cli("submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--max-turns", "5000", "--label", "who=me")
+        await cli(
+            "submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--max-turns", "5000", "--label", "who=me"
+        )
         shown = await eventually(lambda: _shows(cli, rollout, "click(640, 380)"))
         done.set()
         unknown = await cli("show", "no/such/0")
@@ -240,7 +286,17 @@ async def test_interrupting_a_wait_leaves_the_rollout_running(temporal_env, cli)
         async def calls():
             await eventually(lambda: _true(len(script.calls) > 8))
 
-        interrupted = await cli("submit", "text-edit-save", *MODEL, "--campaign", cli.queue, "--max-turns", "5000", "--wait", interrupt_when=calls)
+        interrupted = await cli(
+            "submit",
+            "text-edit-save",
+            *MODEL,
+            "--campaign",
+            cli.queue,
+            "--max-turns",
+            "5000",
+            "--wait",
+            interrupt_when=calls,
+        )
         assert interrupted.code == ExitCode.INTERRUPTED
         assert interrupted.err.splitlines()[-1].startswith("error: interrupted")
         running = await cli("list", "--campaign", cli.queue, "--running", "--json")
