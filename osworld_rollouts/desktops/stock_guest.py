@@ -63,6 +63,10 @@ _LONGEST_WORD = 131_000  # Linux passes 131,072 bytes in one argument (MAX_ARG_S
 _LONGEST_BODY = 1_500_000  # and 2 MiB in all, environment included
 
 
+class _CutShort(ReplyLost):
+    """There is an answer, but not the wrapper's: the server cut it short, or Python is missing."""
+
+
 class StockGuestClient(GuestClient):
     """A `GuestClient` of a guest whose server is OSWorld's own. `lease_id` is whose ledger is meant; call `open` first, once.
 
@@ -89,7 +93,7 @@ class StockGuestClient(GuestClient):
         return cls(
             lease_id=record.lease_id,
             socket=ends.server,
-            base_url="http://guest" if ends.host is None else f"http://{ends.host}:{ends.server_port}",
+            base_url=ends.base_url,
             inner_port=ends.inner_port,
         )
 
@@ -214,7 +218,11 @@ class StockGuestClient(GuestClient):
             if len(packed) > _LONGEST_BODY:
                 raise GuestRefused(413, "body_too_large", f"{len(body)} bytes for {path} cannot be passed on", {})
             words = [packed[at : at + _LONGEST_WORD] for at in range(0, len(packed), _LONGEST_WORD)]
-        found = await self._asked(ask, ask["wait"] + START_S, words)
+        try:
+            found = await self._asked(ask, ask["wait"] + START_S, words)
+        except _CutShort:
+            # The wrapper was killed, not the effect, which is in a session of its own.
+            found = {"state": "running"}
         replayed = found.get("replayed", False)
         found = await self._ended(found, operation)
         headers = {"content-type": found["content_type"]} | ({"x-operation-replayed": "1"} if replayed else {})
@@ -224,8 +232,15 @@ class StockGuestClient(GuestClient):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + operation.timeout + START_S
         name = operation.operation_id
+        wait = ASK_WAIT_S
         while found["state"] == "running" and loop.time() < deadline:
-            found = await self._asked({"do": "ask", "id": name, "wait": ASK_WAIT_S}, ASK_WAIT_S + START_S)
+            try:
+                found = await self._asked({"do": "ask", "id": name, "wait": wait}, wait + START_S)
+            except _CutShort:
+                if not wait:
+                    raise
+                wait = 0
+            await asyncio.sleep(0 if wait else 0.5)
         match found["state"]:
             case "finished":
                 return found
@@ -263,7 +278,7 @@ class StockGuestClient(GuestClient):
             found = json.loads(json.loads(reply.body)["output"])
         except (ValueError, KeyError, TypeError) as error:
             said = reply.body[:200].decode("utf-8", "replace")
-            raise ReplyLost(
+            raise _CutShort(
                 f"the guest's server answered {reply.status} instead of the wrapper (python3 in the guest): {said} … "
                 f"{reply.body[-200:].decode('utf-8', 'replace')}"
             ) from error

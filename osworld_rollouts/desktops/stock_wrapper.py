@@ -236,7 +236,7 @@ def problem(kind, message, **extra):
 
 def command(ask, words, stem):
     """Run a command in a session of its own, its output in files, and wait for its own end only."""
-    words = [words[0][1:]] + words[1:] if ask["shell"] else words
+    words = [words[0][1:], *words[1:]] if ask["shell"] else words
     outputs = [stem + ".out", stem + ".err"]
     with open(outputs[0], "ab") as out, open(outputs[1], "ab") as err:
         try:
