@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from osworld_rollouts.desktops.guest_client import GuestClient
 from osworld_rollouts.osworld.gateway import GatewayLimits
 from osworld_rollouts.osworld.job import (
+    EvaluationFailed,
     EvaluationReport,
     FailureKind,
     GuestEndpoint,
     OSWorldJob,
+    PrepareFailed,
     PrepareReport,
     as_score,
 )
@@ -168,11 +170,12 @@ class OSWorldEvaluator:
     async def _run(
         self, job: OSWorldJob, phase: Phase, heartbeat: Callable[[str], None], last_action: str | None = None
     ) -> Ran:
-        zygote, run_dir = self._warm()
-        work_dir = Path(tempfile.mkdtemp(prefix=f"{phase}-", dir=run_dir))
-        if self._facts.settings_root is not None:
-            # Tasks name their account settings relative to an OSWorld checkout.
-            (work_dir / "evaluation_examples").symlink_to(self._facts.settings_root.absolute() / "evaluation_examples")
+        try:
+            zygote, run_dir = self._warm()
+            work_dir = self._work_dir(run_dir, phase)
+        except OSError as error:
+            failed = EvaluationFailed if phase is Phase.EVALUATE else PrepareFailed
+            raise failed(FailureKind.UNREACHABLE, f"the worker has no place for a job: {error}") from error
         try:
             return await JobRun(
                 zygote=zygote,
@@ -187,6 +190,13 @@ class OSWorldEvaluator:
             ).execute()
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
+
+    def _work_dir(self, run_dir: Path, phase: Phase) -> Path:
+        work_dir = Path(tempfile.mkdtemp(prefix=f"{phase}-", dir=run_dir))
+        if self._facts.settings_root is not None:
+            # Tasks name their account settings relative to an OSWorld checkout.
+            (work_dir / "evaluation_examples").symlink_to(self._facts.settings_root.absolute() / "evaluation_examples")
+        return work_dir
 
     def _warm(self) -> tuple[Zygote, Path]:
         if self._zygote is None or self._run_dir is None:

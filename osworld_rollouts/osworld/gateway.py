@@ -21,11 +21,13 @@ import structlog
 from aiohttp import web
 from yarl import URL
 
+from osworld_rollouts.desktops.guest_client import Operation
 from osworld_rollouts.failpoints import reach
 from osworld_rollouts.osworld import verdicts
 from osworld_rollouts.osworld.exchanges import Exchange, request_text
 from osworld_rollouts.osworld.forwarder import Forwarder
 from osworld_rollouts.osworld.operations import NamedOperation, OperationNames, request_digest
+from osworld_rollouts.osworld.stock_effects import StockEffects
 from osworld_rollouts.osworld.verdicts import Phase, Step, Verdict
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class Gateway:
         self._waiting: Exchange | None = None
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._stock = StockEffects(guest, guest.stock) if guest.stock is not None else None
         self._chromium = Forwarder(guest.chromium_socket, guest.host, guest.chromium_port)
         self._vlc = Forwarder(guest.vlc_socket, guest.host, guest.vlc_port)
         self.server_port = 0
@@ -119,6 +122,8 @@ class Gateway:
             connector = aiohttp.TCPConnector(force_close=True)
         # A kept-alive connection that the guest closes meanwhile looks like a lost reply, so none is kept.
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        if self._stock is not None:
+            await self._stock.__aenter__()
         app = web.Application(client_max_size=4 * 2**30)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
@@ -137,6 +142,8 @@ class Gateway:
             await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
+        if self._stock is not None:
+            await self._stock.__aexit__(None, None, None)
         self.failure.cancel()
 
     @property
@@ -192,6 +199,8 @@ class Gateway:
         Raises:
             aiohttp.ClientError, TimeoutError, ValueError: when there is no such answer.
         """
+        if path == "/health" and self._stock is not None:
+            return await self._stock.health(timeout_s)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self._client.get(self._url(path), headers=self._credentials(), timeout=timeout) as reply:
             reply.raise_for_status()
@@ -276,7 +285,10 @@ class Gateway:
     async def _send(self, exchange: Exchange, raw_path: str, headers: dict[str, str], body: bytes) -> _Reply:
         """The guest's reply, or ours with status 502 or 504 when there is none; `exchange` says which."""
         limit = self._limits.call_s(self._phase, exchange.method, exchange.path)
-        repeatable = exchange.operation_id is None or self._guest.ledger
+        content_type = headers.get("Content-Type", "")
+        repeatable = exchange.operation_id is None or (
+            self._guest.ledger if self._stock is None else self._stock.repeatable(exchange.path, content_type)
+        )
         reconnect_until = time.monotonic() + min(limit, self._limits.reconnect_s)
         said: int | None = None
         pause = 0.2
@@ -284,7 +296,7 @@ class Gateway:
             exchange.attempts += 1
             try:
                 reply = await self._once(exchange, raw_path, headers, body, limit)
-                if said is None and reply.status >= 500 and exchange.operation_id is not None and self._guest.ledger:
+                if said is None and reply.status >= 500 and exchange.operation_id is not None and repeatable:
                     # Anybody between us can say 500. The guest repeats from its ledger what it said itself.
                     said = reply.status
                     continue
@@ -322,6 +334,11 @@ class Gateway:
                 "X-Operation-Timeout": f"{self._limits.guest_s(self._phase, exchange.path):g}",
             }
             reach(f"{self._phase}-before-dispatch", exchange.operation_id)
+            content_type = headers.get("Content-Type", "")
+            if self._stock is not None:
+                if self._stock.takes(exchange.path, content_type):
+                    return await self._on_stock(self._stock, exchange, content_type, body, limit)
+                sent = headers
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=self._limits.connect_s)
         async with self._client.request(
             exchange.method,
@@ -340,9 +357,20 @@ class Gateway:
             exchange.answer(reply.status, content_type, data)
             return _Reply(reply.status, content_type, data)
 
+    async def _on_stock(
+        self, stock: StockEffects, exchange: Exchange, content_type: str, body: bytes, limit: float
+    ) -> _Reply:
+        name, seq = exchange.operation_id or "", exchange.seq or 0
+        operation = Operation(name, seq, self._fence, self._limits.guest_s(self._phase, exchange.path))
+        async with asyncio.timeout(limit):
+            reply = await stock.perform(exchange.path, content_type, body, operation)
+        reach(f"{self._phase}-after-landing", name)
+        exchange.replayed = reply.replayed
+        exchange.answer(reply.status, reply.headers["content-type"], reply.body)
+        return _Reply(reply.status, reply.headers["content-type"], reply.body)
+
     def _url(self, raw_path: str) -> URL:
-        host = "guest" if self._guest.host is None else f"{self._guest.host}:{self._guest.server_port}"
-        return URL(f"http://{host}{raw_path}", encoded=True)
+        return URL(f"{self._guest.base_url}{raw_path}", encoded=True)
 
     def _credentials(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._guest.token}"} if self._guest.token else {}

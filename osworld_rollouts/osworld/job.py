@@ -39,11 +39,19 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StockLedger:
+    """The ledger of a guest whose server is OSWorld's own, kept from outside: whose it is, and that server's port inside the guest."""
+
+    lease_id: str
+    inner_port: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
 class GuestEndpoint:
     """Where a desktop's services are: unix sockets, or a host with ports. `token` is sent as a bearer token, never logged.
 
     `ledger` says that the guest keeps the operation ledger, so that a request may be sent again under the same operation id.
-    Without it an effect whose reply was lost is indeterminate.
+    Without it an effect whose reply was lost is indeterminate. With `stock` the gateway keeps the ledger in its place.
     """
 
     server_socket: Path | None = None
@@ -55,6 +63,7 @@ class GuestEndpoint:
     vlc_port: int = 8080
     token: str = field(default="", repr=False)
     ledger: bool = True
+    stock: StockLedger | None = None
 
     def __post_init__(self) -> None:
         if (self.server_socket is None) == (self.host is None):
@@ -64,8 +73,22 @@ class GuestEndpoint:
     def of(cls, record: DesktopRecord) -> GuestEndpoint:
         """The services of a desktop of this host."""
         ends = record.endpoints
-        token = record.token.get_secret_value()
-        return cls(server_socket=ends.server, chromium_socket=ends.chromium, vlc_socket=ends.vlc, token=token)
+        return cls(
+            server_socket=ends.server,
+            chromium_socket=ends.chromium,
+            vlc_socket=ends.vlc,
+            host=ends.host,
+            server_port=ends.server_port,
+            chromium_port=ends.chromium_port,
+            vlc_port=ends.vlc_port,
+            token=record.token.get_secret_value(),
+            stock=StockLedger(record.lease_id, ends.inner_port) if ends.ledger == "stock" else None,
+        )
+
+    @property
+    def base_url(self) -> str:
+        """Where OSWorld's server is asked; over a unix socket the name of the host says nothing."""
+        return "http://guest" if self.host is None else f"http://{self.host}:{self.server_port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import aiohttp
 
 from osworld_rollouts.osworld.exchanges import command_text, redact_text
 from osworld_rollouts.osworld.gateway import Gateway, GatewayLimits
-from osworld_rollouts.osworld.job import EvaluationFailed, FailureKind, OSWorldJob, PrepareFailed
+from osworld_rollouts.osworld.job import EvaluationFailed, FailureKind, OSWorldJob, PrepareFailed, as_score
 from osworld_rollouts.osworld.operations import OperationNames
 from osworld_rollouts.osworld.task_files import TaskFiles, TaskFileUnavailable, task_files
 from osworld_rollouts.osworld.verdicts import Phase, Step, Verdict
@@ -110,6 +110,8 @@ class JobRun:
             process = await self.zygote.fork(self.work_dir / "job.log")
         except EvaluatorUnavailable as error:
             raise _Failed(FailureKind.CRASH, str(error)) from error
+        except OSError as error:
+            raise _Failed(FailureKind.UNREACHABLE, f"no job can be started: {error}") from error
         try:
             await process.send(self._specification(gateway))
             self._doing = ""
@@ -181,12 +183,20 @@ class JobRun:
                     await process.send({"failure": self._end(gateway)})
                 case "result":
                     self._end(gateway)
-                    return message.get("score")
+                    return self._score(message)
                 case "error":
                     self._end(gateway)
                     raise _Failed.reported(message)
                 case _:
                     raise _Failed(FailureKind.CRASH, f"the evaluator's process said {message!r}")
+
+    def _score(self, message: dict[str, Any]) -> float | None:
+        if self.phase is not Phase.EVALUATE:
+            return None
+        try:
+            return as_score(message.get("score"))
+        except ValueError as error:
+            raise _Failed(FailureKind.EXCEPTION, str(error)) from error
 
     def _begin(self, gateway: Gateway, number: int) -> dict[str, Any]:
         step = self.steps[number - 1]

@@ -41,12 +41,19 @@ class JobProcess:
     exited: asyncio.Future[int]
 
     async def read(self) -> dict[str, Any] | None:
-        """The job's next message; None when it said nothing more."""
+        """The job's next message, always with an `event`; None when it said nothing more."""
         try:
             line = await self.reader.readline()
         except (ConnectionError, ValueError):
             return None
-        return json.loads(line) if line.endswith(b"\n") else None
+        if not line.endswith(b"\n"):
+            return None
+        # Metrics run what the agent wrote in that process, and it may write anything anywhere.
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        return message if isinstance(message, dict) and "event" in message else {"event": "unreadable"}
 
     async def send(self, message: dict[str, Any]) -> None:
         """Send the job a message. A job that is gone is noticed by `read`."""

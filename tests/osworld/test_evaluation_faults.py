@@ -210,6 +210,25 @@ class TestNoVerdict:
         assert error.kind is FailureKind.CRASH
         assert "-9" in error.message
 
+    @pytest.mark.parametrize(
+        "said", ["no json", '{"event": "result", "score": 7}', '{"event": "result", "score": "1"}', "[1]", "{}"]
+    )
+    async def test_a_forged_message_that_is_no_score(self, rig, server, said):
+        """The agent's code runs in the evaluator's process and may write to its channel; what makes no sense is no verdict."""
+        find = "import glob, os, socket\nfor fd in glob.glob('/proc/self/fd/*'):\n"
+        forge = f"    if os.path.exists(fd) and 'socket' in os.readlink(fd):\n        os.write(int(fd.rsplit('/', 1)[1]), {(said + chr(10)).encode()!r})\n"
+        error = await fails(rig, python_file_task(server, find + forge + "def test(): return True\n"))
+        assert error.kind in {FailureKind.CRASH, FailureKind.EXCEPTION}
+
+    async def test_a_worker_without_room(self, rig, monkeypatch):
+        def full(*_args, **_how):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("tempfile.mkdtemp", full)
+        error = await fails(rig, task())
+        assert error.kind is FailureKind.UNREACHABLE
+        assert "No space left" in error.message
+
     async def test_a_metric_that_leaves_a_process_behind(self, rig, server, tmp_path):
         mark = tmp_path / "pid"
         code = f"import subprocess\np = subprocess.Popen(['sleep', '300'])\nopen({str(mark)!r}, 'w').write(str(p.pid))\ndef test(): return True\n"
