@@ -16,7 +16,7 @@ have done it.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from osworld_rollouts.desktops.guest_client import GuestRefused, GuestReply, GuestUnreachable, Operation, ReplyLost
 from osworld_rollouts.desktops.stock_guest import UPLOAD, StockGuestClient, wrapped
@@ -33,7 +33,7 @@ class StockEffects:
             lease_id=ledger.lease_id, socket=guest.server_socket, base_url=guest.base_url, inner_port=ledger.inner_port
         )
 
-    async def __aenter__(self) -> StockEffects:
+    async def __aenter__(self) -> Self:
         await self._client.__aenter__()
         return self
 
