@@ -1,4 +1,3 @@
-
 """What can go wrong with evidence.
 
 Three families. *Unavailable*: the store cannot be reached or written (a disk is full, a bucket is down): trying again may help and

@@ -1,13 +1,14 @@
 """The store in an S3-compatible bucket, through `obstore` (extra `s3`). Same layout as the directory.
 
 Credentials, region and endpoint come from the usual variables of the worker (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL; AWS_ALLOW_HTTP=true for an endpoint without TLS) and are never stored.
+AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL) and are never stored.
 An object appears whole or not at all, so there are no temporary files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -23,9 +24,13 @@ from osworld_rollouts.evidence.store import StoredItem, blob_path, named_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from obstore.store import ObjectStore
+    from obstore.store import ObjectStore, RetryConfig
 
 _FRESH: Final = timedelta(hours=1)  # a blob older than this is written again when put, so that gc sees it as in use
+_RETRIES: Final[RetryConfig] = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=20),
+}  # beyond it Temporal tries again
 _REMEDY: Final = "check bucket, endpoint and credentials (AWS_* variables of this process), then retry"
 
 
@@ -157,7 +162,21 @@ def open_s3(url: str) -> BucketStore:
         raise ValueError(f"{url!r}: expected s3://bucket/prefix; credentials and endpoint come from AWS_* variables")
     prefix = parts.path.strip("/")
     try:
-        bucket = _Bucket(parts.netloc, prefix=prefix or None)
+        bucket = _Bucket(
+            parts.netloc,
+            prefix=prefix or None,
+            retry_config=_RETRIES,
+            client_options={"timeout": "30s", "allow_http": _endpoint().startswith("http://")},
+        )
     except (BaseError, OSError) as error:
         raise EvidenceUnavailable(url, "opening", detail=str(error), remedy=_REMEDY) from error
     return BucketStore(bucket, f"s3://{parts.netloc}" + (f"/{prefix}" if prefix else ""))
+
+
+def _endpoint() -> str:
+    return (
+        os.environ.get("AWS_ENDPOINT_URL_S3")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or os.environ.get("AWS_ENDPOINT")
+        or ""
+    )
