@@ -109,6 +109,7 @@ async def _host(settings: Settings) -> tuple[DesktopHost, OSWorldEvaluator]:
         capacity=settings.host.capacity,
         lease_ttl_s=settings.timeouts.lease_ttl_s,
         cleanup=lambda lease_id: remove_work_dir(work, lease_id),
+        provider_settings=settings.provider_settings(),
     )
     evaluator = OSWorldEvaluator(state_dir=settings.state_dir)
     await evaluator.start()

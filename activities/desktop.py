@@ -22,6 +22,7 @@ from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.evidence import ModelCallRecord, OperationsRecord, RecoveryRecord
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.desktops._provider import DesktopError, DesktopLost, DesktopNotReady, DesktopUnavailable
+from osworld_rollouts.desktops.clients import guest_client
 from osworld_rollouts.desktops.guest_client import GuestClient, GuestError, GuestUnreachable, Operation
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
@@ -257,7 +258,7 @@ async def on_desktop(
     except DesktopLost as error:
         raise failure(OutcomeKind.DESKTOP_LOST, str(error), phase=phase) from error
     try:
-        async with GuestClient.of(record) as client:
+        async with guest_client(record) as client:
             yield record, client
     except (GuestUnreachable, GuestError) as error:
         kind, message = await host.diagnose(step.lease_id)

@@ -210,12 +210,7 @@ class EvaluationActivities:
             execution_id=step.execution_id,
             task_document=dict(facts.request.rollout.task.document),
             cache_dir=cache,
-            guest=GuestEndpoint(
-                server_socket=record.endpoints.server,
-                chromium_socket=record.endpoints.chromium,
-                vlc_socket=record.endpoints.vlc,
-                token=record.token.get_secret_value(),
-            ),
+            guest=GuestEndpoint.of(record),
             fence=step.fence,
             first_seq=first_seq,
             operation_prefix=f"{step.execution_id}/{part}",

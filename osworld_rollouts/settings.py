@@ -175,6 +175,14 @@ class Settings(BaseSettings):
         default_factory=default_state_dir,
         description="everything that outlives a process: evidence, leases, the embedded server's database; default: $XDG_STATE_HOME or ~/.local/state, then osworld-rollouts",
     )
+    attached: str = Field(
+        default="",
+        description="OSWorld machines of your own for the provider `attached`: name=host:server:chromium:vnc:vlc,...; none unless named",
+    )
+    attached_reset: str = Field(
+        default="",
+        description="command that puts such a machine back after a rollout; without it a person must, because a used desktop is never reused",
+    )
     store: StoreSettings = StoreSettings()
     temporal: TemporalSettings = TemporalSettings()
     host: HostSettings = HostSettings()
@@ -221,6 +229,10 @@ class Settings(BaseSettings):
     def host_id(self) -> str:
         """Name of this machine as a host: from the settings, or made once and kept in `state_dir/host_id`."""
         return self.host.id or _stored_host_id(self.state_dir / "host_id")
+
+    def provider_settings(self) -> dict[str, dict[str, Any]]:
+        """Arguments of the desktop providers that this host is set up for, beside the local one."""
+        return {"attached": {"machines": self.attached, "reset": self.attached_reset}} if self.attached else {}
 
     def host_queue(self, host_id: str | None = None) -> str:
         """Task queue polled only by the worker of one host (default: this one)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from temporalio.client import WorkflowExecutionStatus
@@ -13,11 +13,12 @@ from temporalio.service import RPCError, RPCStatusCode
 from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.desktops._provider import DesktopError, DesktopLost, DesktopUnavailable
-from osworld_rollouts.desktops.guest_client import GuestClient, GuestError, GuestUnreachable
+from osworld_rollouts.desktops.clients import guest_client
+from osworld_rollouts.desktops.guest_client import GuestError, GuestUnreachable
 from osworld_rollouts.desktops.registry import create_provider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from temporalio.client import Client
@@ -43,6 +44,7 @@ class DesktopHost:
         capacity: int,
         lease_ttl_s: float,
         cleanup: Callable[[str], None] | None = None,
+        provider_settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._host_id = host_id
@@ -50,6 +52,7 @@ class DesktopHost:
         self.capacity = capacity
         self._lease_ttl = timedelta(seconds=lease_ttl_s)
         self._cleanup = cleanup
+        self._provider_settings = provider_settings or {}
         self._providers: dict[str, DesktopProvider] = {}
         self._provisioning: set[str] = set()
 
@@ -61,7 +64,11 @@ class DesktopHost:
         """
         if name not in self._providers:
             self._providers[name] = create_provider(
-                name, state_dir=self._state_dir, host_id=self._host_id, lease_ttl=self._lease_ttl
+                name,
+                state_dir=self._state_dir,
+                host_id=self._host_id,
+                lease_ttl=self._lease_ttl,
+                **self._provider_settings.get(name, {}),
             )
         return self._providers[name]
 
@@ -71,7 +78,8 @@ class DesktopHost:
         provider = self.provider(spec.provider)
         self._provisioning.add(lease_id)
         try:
-            if spec.image is not None and spec.image != await provider.image_identity():
+            chooses = getattr(provider, "chooses_image", False)  # it has several, and refuses by itself what it has not
+            if spec.image is not None and not chooses and spec.image != await provider.image_identity():
                 raise DesktopUnavailable(
                     f"this host's {spec.provider} desktops have image {await provider.image_identity()}, the request names {spec.image}"
                 )
@@ -141,7 +149,7 @@ class DesktopHost:
         except DesktopLost as error:
             return OutcomeKind.DESKTOP_LOST, str(error)
         try:
-            async with GuestClient.of(record) as client:
+            async with guest_client(record) as client:
                 await client.health(timeout=_HEALTH_S)
         except GuestUnreachable as error:
             return (
@@ -199,6 +207,7 @@ class DesktopHost:
         return f"owner is {described.status.name.lower() if described.status else 'closed'}"
 
     def _known(self) -> list[DesktopProvider]:
-        if not self._providers:
-            self.provider("local")
+        # Also those of an earlier worker: its desktops are found again only if their provider is asked.
+        for name in ("local", *self._provider_settings):
+            self.provider(name)
         return list(self._providers.values())

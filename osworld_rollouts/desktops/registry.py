@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUP = "osworld_rollouts.desktops"
-BUILT_IN = {"local": "osworld_rollouts.desktops.local:LocalDesktopProvider"}
+BUILT_IN = {
+    "local": "osworld_rollouts.desktops.local:LocalDesktopProvider",
+    "attached": "osworld_rollouts.desktops.attached:AttachedDesktopProvider",
+}
 
 
 def provider_names() -> list[str]:
