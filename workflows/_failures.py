@@ -10,6 +10,7 @@ from temporalio.exceptions import (
     CancelledError,
     ChildWorkflowError,
     FailureError,
+    TerminatedError,
     TimeoutType,
     is_cancelled_exception,
 )
@@ -67,6 +68,13 @@ def cause_of(error: BaseException, phase: str) -> Cause:
     if isinstance(error, ChildWorkflowError) and error.cause is not None:
         return cause_of(error.cause, phase)
     inner = error.cause if isinstance(error, ActivityError) else error
+    if isinstance(inner, TerminatedError):
+        return Cause(
+            kind=OutcomeKind.CANCELLED,
+            message=f"terminated in Temporal: {inner.message}",
+            phase=phase,
+            remedy="cancel instead of terminating, so that the evidence is sealed; the desktop is removed by its host's reaper",
+        )
     if isinstance(inner, TemporalTimeoutError):
         return _timeout(inner, phase)
     if isinstance(inner, ApplicationError):
