@@ -69,7 +69,7 @@ class EvaluationActivities:
             on_desktop(self._host, step, "preparing") as (record, client),
         ):
             facts = await patiently(self._executions.at, step.head)
-            self._check(facts)
+            await self._check(facts, record)
             job = self._job(step, record, facts, "setup", step.first_seq, step.timeout_s)
             reach("prepare-started", step.execution_id)
             try:
@@ -181,9 +181,11 @@ class EvaluationActivities:
 
     # --- shared ---
 
-    def _check(self, facts: ExecutionFacts) -> None:
+    async def _check(self, facts: ExecutionFacts, record: DesktopRecord) -> None:
+        """Refuse a task that this evaluator on this desktop would score falsely, before anything is done."""
         rollout = facts.request.rollout
-        problems = self._evaluator.check(dict(rollout.task.document))
+        desktop = await self._evaluator.inspect(GuestEndpoint.of(record), network=record.spec.network != "none")
+        problems = self._evaluator.check(dict(rollout.task.document), desktop)
         if problems:
             first = problems[0]
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
