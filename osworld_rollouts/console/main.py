@@ -32,6 +32,7 @@ _COMMANDS = (
     ("view", "view_commands:view", "Serve the page that shows rollouts turn by turn."),
     ("tasks", "setup_commands:tasks", "List tasks: the shipped ones, or those of an OSWorld checkout."),
     ("config", "setup_commands:config", "Every setting with its value and where it came from."),
+    ("machines", "machines_command:machines", "OSWorld machines of your own: who has them, which are dirty."),
     ("setup", "setup_commands:setup", "Register the search attributes that rollouts need in the Temporal namespace."),
 )
 

@@ -74,8 +74,8 @@ class AttachedDesktopProvider:
         inner_port: int = INNER_PORT,
     ) -> None:
         root = Path(state_dir).absolute() / "attached"
-        self._registry = LeaseRegistry(root / "leases")
-        self.book = MachineBook(root / "machines")
+        self._registry = LeaseRegistry(root / "leases", sockets=False)
+        self.book = MachineBook.of(Path(state_dir).absolute())
         self.machines = parse_machines(machines)
         self._reset_command = shlex.split(reset)
         self._host_id = host_id or socket.gethostname()

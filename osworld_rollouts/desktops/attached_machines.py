@@ -13,7 +13,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -78,6 +78,11 @@ class MachineBook:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+
+    @classmethod
+    def of(cls, state_dir: Path) -> Self:
+        """The book of a state directory."""
+        return cls(state_dir / "attached" / "machines")
 
     def entry(self, name: str) -> Entry:
         """What is known of a machine; one never heard of is free."""

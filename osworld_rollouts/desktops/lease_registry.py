@@ -26,10 +26,11 @@ MAX_SOCKET_PATH = 100
 
 
 class LeaseRegistry:
-    """The folder `root`, shared by every worker of one host."""
+    """The folder `root`, shared by every worker of one host. `sockets` says that unix sockets lie in the leases' folders."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, sockets: bool = True) -> None:
         self.root = root
+        self._sockets = sockets
 
     def folder(self, lease_id: str) -> Path:
         """Where the desktop of this lease lives, whether it exists or not.
@@ -38,7 +39,7 @@ class LeaseRegistry:
             DesktopError: the path is too long for unix sockets.
         """
         folder = self.root / hashlib.sha256(lease_id.encode()).hexdigest()[:12]
-        if len(os.fsencode(folder / "sock" / "server.sock")) > MAX_SOCKET_PATH:
+        if self._sockets and len(os.fsencode(folder / "sock" / "server.sock")) > MAX_SOCKET_PATH:
             raise DesktopError(
                 f"{folder} is too long for unix sockets ({MAX_SOCKET_PATH} bytes); choose a shorter state directory"
             )
