@@ -46,8 +46,11 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def machine(record, *, timeout: float = 120.0):
-    """Turn the desktop of `record` into a machine with OSWorld's own server; `timeout` is that server's, in seconds."""
+async def machine(record, *, timeout: float = 120.0, port: int | None = None):
+    """Turn the desktop of `record` into a machine with OSWorld's own server; `timeout` is that server's, in seconds.
+
+    It listens on `port` inside; without one on a port of its own, since several share the session's desktop.
+    """
     sockets = record.endpoints.server.parent
     inside = Path("/run/guest/sock") if record.tier == "bubblewrap" else sockets
     home = record.state_dir / "home"
@@ -57,7 +60,7 @@ async def machine(record, *, timeout: float = 120.0):
         "upstream": str(inside / "server.sock"),
         "token": record.token.get_secret_value(),
         "socket": str(inside / f"{name}.sock"),
-        "port": INNER_PORT + next(_numbers),
+        "port": port or INNER_PORT + 1 + next(_numbers),
         "timeout": timeout,
         "log": str(home_inside / f"{name}.log"),
     }
