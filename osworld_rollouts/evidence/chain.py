@@ -93,17 +93,18 @@ def append(store: EvidenceStore, head: str | None, record: Record) -> str:
     return sha256
 
 
-def read_record(store: EvidenceStore, sha256: str) -> Record:
-    """One record.
+def read_record(store: EvidenceStore, sha256: str, *, remember: bool = True) -> Record:
+    """One record; without `remember` the store is read whatever this process knows already.
 
     Raises:
         BlobMissing, BlobCorrupt: as the store's `get`.
         RecordUnreadable: the blob is no record of a known schema.
     """
-    record = _recent.get(sha256)
+    record = _recent.get(sha256) if remember else None
     if record is None:
         record = decode_record(store.get(sha256), sha256)
-        _recent.add(sha256, record)
+        if remember:
+            _recent.add(sha256, record)
     return record
 
 
@@ -125,13 +126,13 @@ def walk(store: EvidenceStore, head: str) -> list[Record]:
     return [record for _, record in walk_named(store, head)]
 
 
-def walk_named(store: EvidenceStore, head: str) -> list[tuple[str, Record]]:
-    """As `walk`, each record with its sha256."""
+def walk_named(store: EvidenceStore, head: str, *, remember: bool = True) -> list[tuple[str, Record]]:
+    """As `walk`, each record with its sha256; without `remember` every byte is read again and nothing is kept in memory."""
     found: list[tuple[str, Record]] = []
     following: Record | None = None
     name: str | None = head
     while name is not None:
-        record = read_record(store, name)
+        record = read_record(store, name, remember=remember)
         if following is not None:
             _expect_after(record, following)
         found.append((name, record))

@@ -27,9 +27,12 @@ class LocalStore:
     directory is synced. A process that dies in between leaves a `.tmp-*` file, which `rollouts store gc` removes.
     """
 
-    def __init__(self, path: Path | str, *, min_free_bytes: int = 0) -> None:
+    def __init__(self, path: Path | str, *, min_free_bytes: int = 0, durable: bool = True) -> None:
         self.path = Path(path).absolute()
         self._min_free_bytes = min_free_bytes
+        self._durable = (
+            durable  # False for copies that can be made again: whole or not at all, and not synced one by one
+        )
         try:
             for part in ("blobs", "named"):
                 (self.path / part).mkdir(parents=True, exist_ok=True)
@@ -65,13 +68,7 @@ class LocalStore:
         try:
             stored = target.read_bytes()
         except FileNotFoundError:
-            if not (self.path / "blobs").is_dir():
-                raise EvidenceUnavailable(
-                    str(self.path),
-                    "reading",
-                    detail="the store's directory is gone",
-                    remedy="mount or restore the evidence store",
-                ) from None
+            self._expect_present("blobs")
             raise BlobMissing(sha256, str(self.path)) from None
         except OSError as error:
             raise EvidenceUnavailable.from_os(error, str(target), "reading") from error
@@ -91,12 +88,14 @@ class LocalStore:
         try:
             return target.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._expect_present("named")
             return None
         except OSError as error:
             raise EvidenceUnavailable.from_os(error, str(target), "reading") from error
 
     def list_named(self, prefix: str) -> Iterator[str]:
         """Keys below a prefix that ends at a segment; all for the empty one."""
+        self._expect_present("named")
         root = self.path / "named"
         start = self.path / named_path(prefix.rstrip("/")) if prefix else root
         for directory, _, names in os.walk(start):
@@ -154,8 +153,9 @@ class LocalStore:
             try:
                 with temporary.open("xb") as file:
                     file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                    if self._durable:
+                        file.flush()
+                        os.fsync(file.fileno())
                 if exclusive:
                     try:
                         os.link(temporary, target)
@@ -163,12 +163,23 @@ class LocalStore:
                         return False
                 else:
                     temporary.replace(target)
-                _sync_directory(target.parent)
+                if self._durable:
+                    _sync_directory(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
             raise EvidenceUnavailable.from_os(error, str(target), "writing") from error
         return True
+
+    def _expect_present(self, part: str) -> None:
+        """A store whose mount has gone is away; it does not say that there is nothing."""
+        if not (self.path / part).is_dir():
+            raise EvidenceUnavailable(
+                str(self.path),
+                "reading",
+                detail="the store's directory is gone",
+                remedy="mount or restore the evidence store",
+            )
 
     def _expect_room(self, size: int) -> None:
         if self._min_free_bytes:
@@ -191,7 +202,7 @@ class LocalStore:
             made.append(level)
             level = level.parent
         directory.mkdir(parents=True, exist_ok=True)
-        for level in reversed(made):
+        for level in reversed(made) if self._durable else ():
             _sync_directory(level.parent)
 
 

@@ -81,7 +81,7 @@ def export_campaign(
     target.mkdir(parents=True, exist_ok=True)
     report = ExportReport(campaign_id, format, str(target))
     writers = _writers(target, format)
-    copy = LocalStore(target / BLOBS) if blobs == "all" else None
+    copy = LocalStore(target / BLOBS, durable=False) if blobs == "all" else None
     for rollout_id, group in groupby(keys, key=lambda key: key[0]):
         numbers = [number for _, number in group]
         executions = _read(store, rollout_id, numbers, report)

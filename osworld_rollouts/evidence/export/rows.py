@@ -38,7 +38,7 @@ class Execution:
 
 def read_execution(store: EvidenceStore, pointer: ExecutionPointer) -> Execution:
     """Walk a sealed execution's chain. Raises EvidenceError when it is not intact."""
-    named = walk_named(store, pointer.head)
+    named = walk_named(store, pointer.head, remember=False)
     return Execution(pointer, named, get_json(store, transcript.started([named[0][1]]).request))
 
 
