@@ -237,3 +237,15 @@ def test_importing_the_package_is_light():
         "heavy = {'openai', 'aiohttp', 'PIL', 'pyarrow', 'numpy', 'temporalio', 'obstore', 'polars'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_local_store_whose_directory_is_gone_is_away_and_not_empty(tmp_path):
+    """Else a paid reply in the journal would look as if it had never come."""
+    store = LocalStore(tmp_path / "store")
+    store.put_named("journal/a", b"reply")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    for read in (lambda: store.get_named("journal/a"), lambda: list(store.list_named("journal"))):
+        with pytest.raises(EvidenceUnavailable):
+            read()
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert store.get_named("journal/a") == b"reply"
