@@ -74,8 +74,12 @@ class ModelRequest(Contract):
     api: Api
     body: dict[str, JsonValue]
     media: tuple[MediaRef, ...] = Field(default=(), description="images in the order they appear in the body")
-    headers: dict[str, str] = Field(default_factory=dict, description="what the API wants as headers (anthropic-beta); never a secret")
-    source: dict[str, JsonValue] | None = Field(default=None, description="what a request of token ids was made from; recorded, never sent")
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="what the API wants as headers (anthropic-beta); never a secret"
+    )
+    source: dict[str, JsonValue] | None = Field(
+        default=None, description="what a request of token ids was made from; recorded, never sent"
+    )
 
 
 class ToolCall(Contract):
