@@ -14,7 +14,7 @@ from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.desktops._provider import DesktopError, DesktopLost, DesktopUnavailable
 from osworld_rollouts.desktops.clients import guest_client
-from osworld_rollouts.desktops.guest_client import GuestError, GuestUnreachable
+from osworld_rollouts.desktops.guest_client import GuestError, GuestRefused, GuestUnreachable
 from osworld_rollouts.desktops.registry import create_provider
 
 if TYPE_CHECKING:
@@ -155,6 +155,13 @@ class DesktopHost:
             return (
                 OutcomeKind.DESKTOP_LOST,
                 f"the guest server of lease {lease_id} is gone while its desktop lives ({error})",
+            )
+        except GuestRefused as error:
+            if error.detail.get("ledger_gone"):
+                return OutcomeKind.DESKTOP_LOST, f"the machine of lease {lease_id} is not its own any more ({error})"
+            return (
+                OutcomeKind.DESKTOP_UNRESPONSIVE,
+                f"the desktop of lease {lease_id} refuses to tell how it is ({error})",
             )
         except GuestError as error:
             return (

@@ -218,6 +218,9 @@ async def test_a_host_finds_machines_of_an_earlier_worker(make, stock, tmp_path)
     assert await host().in_use() == 1
     kind, text = await host().diagnose(lease)
     assert "answers" in text, kind
+    (stock.home / ".osworld-rollouts").rename(stock.home / f".gone-{lease.replace('/', '-')}")
+    kind, text = await host().diagnose(lease)
+    assert kind == "desktop_lost", text
     await host().destroy(lease)
     with pytest.raises(DesktopLost):
         await host().find(lease)

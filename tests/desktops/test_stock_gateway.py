@@ -91,6 +91,18 @@ async def test_commands_with_lost_replies_run_once(gateway, stock, path):
     assert not gateway.failure.done()
 
 
+async def test_without_the_gateway_the_same_lost_replies_run_it_three_times(endpoint, stock):
+    """The control: what the package does to an unmodified server by itself, by the same count."""
+    stock.drop = lambda request: b"unprotected" in request
+    for _ in range(3):
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError):
+                await session.post(
+                    f"{endpoint.base_url}/execute", json={"command": "echo once >> ~/unprotected", "shell": True}
+                )
+    assert (stock.home / "unprotected").read_text().split() == ["once"] * 3
+
+
 async def test_a_command_that_fails_is_sent_once_however_often_the_package_asks(gateway, stock):
     """A missing program is a 500, which the package repeats."""
     status, body = await as_desktop_env(gateway, "/execute", json={"command": ["no-such-program"]})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
+from importlib import resources
 
 import pytest
 
+from osworld_rollouts.desktops import stock_guest
 from osworld_rollouts.desktops.guest_client import GuestRefused, Operation, ReplyLost
 from osworld_rollouts.desktops.stock_guest import StockGuestClient, lease_key, wrapped
 from tests.desktops import rig
@@ -231,6 +234,12 @@ async def test_reads_and_files_are_plain(client, stock):
     headers = b"".join(request.split(b"\r\n\r\n")[0].lower() for request in stock.requests)
     assert b"x-operation" not in headers
     assert b"authorization" not in headers
+
+
+def test_the_wrapper_is_python_3_8_and_fits_into_one_argument():
+    source = resources.files("osworld_rollouts.desktops").joinpath("stock_wrapper.py").read_text()
+    ast.parse(source, feature_version=(3, 8))
+    assert len(stock_guest._wrapper()) < 16_000
 
 
 def test_forms_are_not_wrapped():
