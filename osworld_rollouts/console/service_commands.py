@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from osworld_rollouts.console.control_commands import cancel_rollouts
 from osworld_rollouts.console.embedded import NAME as SERVER
+from osworld_rollouts.console.keeper import NAME as KEEPER
 from osworld_rollouts.console.list_command import duration
 from osworld_rollouts.console.output import STYLES, Output
 from osworld_rollouts.console.processes import Registry
 from osworld_rollouts.console.rollouts import Filter, count_rollouts, find_rollouts
-from osworld_rollouts.console.services import VIEWER, WORKER, pollers, start_services, uses_embedded_server
+from osworld_rollouts.console.services import (
+    VIEWER,
+    WORKER,
+    child_environment,
+    pollers,
+    start_services,
+    uses_embedded_server,
+)
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import TemporalUnreachableError, connect
 
 if TYPE_CHECKING:
     from osworld_rollouts.console.processes import Process
+    from osworld_rollouts.console.services import Services
     from osworld_rollouts.settings import Settings
 
 _ORDER = (VIEWER, WORKER, SERVER)
 
 
-def up(*, no_worker: bool = False, no_page: bool = False, json: bool = False) -> None:
+def up(*, no_worker: bool = False, no_page: bool = False, no_keeper: bool = False, json: bool = False) -> None:
     """Start Temporal server, worker and page on this machine, in the background. What runs already is kept.
+
+    A keeper stays with them and starts again what is killed.
 
     Parameters
     ----------
@@ -33,6 +45,8 @@ def up(*, no_worker: bool = False, no_page: bool = False, json: bool = False) ->
         Workers run elsewhere.
     no_page
         Without the page.
+    no_keeper
+        Nothing is started again when it dies.
     json
         Print JSON.
     """
@@ -42,11 +56,42 @@ def up(*, no_worker: bool = False, no_page: bool = False, json: bool = False) ->
     services = asyncio.run(
         start_services(settings, registry, lambda what: out.note(f"{what} …"), worker=not no_worker, viewer=not no_page)
     )
+    if not no_keeper:
+        _keep(registry, services, settings)
     out.record({"started": list(services.started), "processes": [_entry(process) for process in registry.running()]})
     _print_processes(registry, out, set(services.started))
     if services.server is None:
         out.line(f"Temporal at {services.settings.temporal.address} is not ours: used, not started", style="dim")
     out.note("`rollouts down` ends them, `rollouts status` shows them")
+
+
+def _keep(registry: Registry, services: Services, settings: Settings) -> None:
+    """Have a keeper for exactly what runs now."""
+    kept = [
+        name
+        for name, there in ((SERVER, services.server), (WORKER, services.worker), (VIEWER, services.viewer))
+        if there
+    ]
+    running = registry.find(KEEPER)
+    if running and running.facts.get("keeps") == kept:
+        return
+    registry.stop(KEEPER, 2)
+    flags = [*([] if services.worker else ["--no-worker"]), *([] if services.viewer else ["--no-page"])]
+    again = [sys.executable, "-P", "-m", "osworld_rollouts.console.main", "up", "--no-keeper", "--json", *flags]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "osworld_rollouts.console.keeper",
+        str(settings.state_dir),
+        *kept,
+        "--",
+        *again,
+    ]
+    environment = {
+        name: value for name, value in child_environment(settings).items() if name != "ROLLOUTS_TEMPORAL__ADDRESS"
+    }
+    registry.start(KEEPER, command, facts={"keeps": kept}, environment=environment)
 
 
 def down(*, cancel: bool = False, json: bool = False) -> None:
@@ -67,6 +112,7 @@ def down(*, cancel: bool = False, json: bool = False) -> None:
         if uses_embedded_server() and registry.find(SERVER)
         else 0
     )
+    registry.stop(KEEPER, 2)  # first, so that it does not start again what is ended here
     with registry.lock("up", wait_s=120):
         names = sorted(
             (process.name for process in registry.running()),
@@ -150,7 +196,11 @@ async def _before_down(settings: Settings, registry: Registry, *, cancel: bool) 
 def _print_processes(registry: Registry, out: Output, fresh: set[str]) -> None:
     rows: list[list[str | Text]] = []
     for process in registry.running():
-        where = process.facts.get("ui_url") or process.facts.get("url") or ", ".join(process.facts.get("roles", []))
+        where = (
+            process.facts.get("ui_url")
+            or process.facts.get("url")
+            or ", ".join(process.facts.get("roles") or process.facts.get("keeps") or [])
+        )
         state = (
             Text("started", style=STYLES["good"])
             if process.name in fresh

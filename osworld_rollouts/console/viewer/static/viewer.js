@@ -51,14 +51,21 @@ async function refresh() {
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const known = new Map([...document.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]));
   let changed = false;
+  let before = null; // the part that stands before the next one, so that a new part goes where the fresh page has it
   for (const part of fresh.querySelectorAll("[data-part]")) {
     const old = known.get(part.dataset.part);
     known.delete(part.dataset.part);
-    if (old && old.outerHTML === part.outerHTML) continue;
-    if (old && old.querySelector("details[open]")) continue;
+    if (old && (old.outerHTML === part.outerHTML || old.querySelector("details[open]"))) {
+      before = old;
+      continue;
+    }
     changed = true;
-    if (old) old.replaceWith(document.adoptNode(part));
-    else (document.getElementById("cards") || document.querySelector("main")).append(document.adoptNode(part));
+    const inCards = part.parentElement.id === "cards";
+    const node = document.adoptNode(part);
+    if (old) old.replaceWith(node);
+    else if (before && (!inCards || before.parentElement.id === "cards")) before.after(node);
+    else (document.getElementById("cards") || document.querySelector("main")).prepend(node);
+    before = node;
   }
   for (const gone of known.values()) gone.remove();
   if (changed) document.dispatchEvent(new Event("parts-changed"));
