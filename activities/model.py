@@ -26,10 +26,11 @@ from osworld_rollouts.evidence.store import put_json
 from osworld_rollouts.failpoints import reach
 from osworld_rollouts.serving.client import RawReply, send
 from osworld_rollouts.serving.errors import ModelCallError, ReplyUnreadable
-from osworld_rollouts.serving.exact import ask_for_evidence, end_tokens, judge
+from osworld_rollouts.serving.exact import ask_for_evidence, end_tokens, judge, sent_sampling
 from osworld_rollouts.serving.journal import Attempt, CallKey, Journal, put_request
 from osworld_rollouts.serving.reply import read_reply
 from osworld_rollouts.serving.secrets import KeyMissing, resolve_key
+from osworld_rollouts.serving.token_turns import token_request
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -74,7 +75,7 @@ class ModelActivities:
         prompt = await patiently(self._prompts.build, records, step)
         model = prompt.request.rollout.model
         request = prompt.adapter.render(prompt.input, model.name, prompt.sampling)
-        request = _complete(request, prompt)
+        request = await self._by_tokens(_complete(request, prompt), records, prompt)
         key = CallKey(step.execution_id, step.turn, step.call)
         sent = await patiently(put_request, self._store, request)
         if key in self._bought:
@@ -92,6 +93,23 @@ class ModelActivities:
         head = await patiently(chain.append, self._store, step.head, record)
         reach("model-after-record", f"{step.execution_id}/t{step.turn}")
         return _result(head, record, parsed, reused=reused, latency_ms=record.latency_ms)
+
+    async def _by_tokens(self, request: ModelRequest, records: list[Record], prompt: Prompt) -> ModelRequest:
+        """The same turn as token ids that extend the last call exactly, where the adapter's option `token_in` asks for it."""
+        rollout = prompt.request.rollout
+        if rollout.evidence != "exact" or not rollout.adapter.options.get("token_in"):
+            return request
+        try:
+            return await token_request(
+                self._store,
+                records,
+                request,
+                rollout.model,
+                api_key=resolve_key(rollout.model.api_key_env),
+                request_id=uuid.uuid4().hex,
+            )
+        except ModelCallError as error:
+            raise call_failure(error, "model") from error
 
     async def _to_its_end(
         self, key: CallKey, buying: Coroutine[Any, Any, tuple[RawReply | None, ModelCallError | None]]
@@ -215,12 +233,7 @@ class ModelActivities:
                 "error": str(overflow),
                 "status": overflow.status if overflow else None,
             }
-        sampling = prompt.sampling.model_dump(mode="json", exclude_none=True)
-        unsent = tuple(
-            f"{name}: not sent, the server's default applies"
-            for name in type(prompt.sampling).model_fields
-            if name not in sampling
-        )
+        sampling, unsent = sent_sampling(request)
         return ModelCallRecord(
             execution_id=step.execution_id,
             index=records[-1].index + 1,

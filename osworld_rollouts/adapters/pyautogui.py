@@ -77,6 +77,8 @@ class PyautoguiOptions(_osworld.OSWorldOptions):
 
     form: Literal["osworld", "gym"] = "osworld"
     """How earlier turns are shown: with the model's replies (OSWorld), or as screenshots only (NeMo Gym)."""
+    token_in: bool = False
+    """With exact evidence: send token ids to vLLM's token endpoint, so that each call extends the one before it without drift."""
 
 
 class PyautoguiAdapter(BaseAdapter[PyautoguiOptions]):
