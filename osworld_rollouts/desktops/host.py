@@ -13,6 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.desktops._provider import DesktopError, DesktopLost, DesktopUnavailable
+from osworld_rollouts.desktops.claims import Claims
 from osworld_rollouts.desktops.clients import guest_client
 from osworld_rollouts.desktops.guest_client import GuestError, GuestRefused, GuestUnreachable
 from osworld_rollouts.desktops.registry import create_provider
@@ -55,6 +56,7 @@ class DesktopHost:
         self._provider_settings = provider_settings or {}
         self._providers: dict[str, DesktopProvider] = {}
         self._provisioning: set[str] = set()
+        self._claims = Claims(state_dir / "claims")
 
     def provider(self, name: str) -> DesktopProvider:
         """The provider of that name.
@@ -77,6 +79,7 @@ class DesktopHost:
         del ttl_s  # the host's own setting decides how long an unattended desktop lives
         provider = self.provider(spec.provider)
         self._provisioning.add(lease_id)
+        self._claims.take(lease_id)
         try:
             chooses = getattr(provider, "chooses_image", False)  # it has several, and refuses by itself what it has not
             if spec.image is not None and not chooses and spec.image != await provider.image_identity():
@@ -110,6 +113,7 @@ class DesktopHost:
         for provider in self._known():
             record = await provider.adopt(lease_id)
             if record is not None:
+                self._claims.begin(lease_id)
                 return record
         raise DesktopLost(
             f"the desktop of lease {lease_id} is gone from host {self._host_id}: its processes ended or were removed"
@@ -137,6 +141,7 @@ class DesktopHost:
         """
         for provider in self._known():
             await provider.destroy(lease_id)
+        self._claims.forget(lease_id)
         if self._cleanup is not None:
             await asyncio.to_thread(self._cleanup, lease_id)
 
@@ -171,9 +176,18 @@ class DesktopHost:
         return healthy, f"the desktop of lease {lease_id} answers, but not as it should"
 
     async def in_use(self) -> int:
-        """Desktops that exist here and are not being made at this moment."""
+        """Desktops here that take up room, without those this worker is making at this moment.
+
+        One that was made, or half made, by a worker that died before anybody worked on it takes none: the execution it is for comes
+        again and adopts it, and may be waiting for room.
+        """
         records = [record for provider in self._known() for record in await provider.list()]
-        return sum(record.lease_id not in self._provisioning for record in records)
+        leases = {record.lease_id for record in records}
+        for lease_id in set(self._claims.ours) - self._provisioning:
+            if lease_id not in leases or self._claims.begun(lease_id):
+                self._claims.drop(lease_id)
+        others = leases - self._provisioning
+        return sum(self._claims.begun(lease_id) or self._claims.held(lease_id) for lease_id in others)
 
     async def reap(self, client: Client) -> list[str]:
         """Remove desktops whose owning workflow is closed or unknown, whose lease expired, or that were never finished.

@@ -1,4 +1,4 @@
-"""One system for the session's chaos tests, and the table of results."""
+"""One system for this folder's tests, and the table of results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table():
         found.write(Path(path))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def system(temporal_env):
     """Temporal, two worker processes of one host, each started again when it dies, local desktops, evaluator, scripted policy."""
     pytest.importorskip("desktop_env", reason="the evaluator extra is not installed")
