@@ -235,8 +235,11 @@ class LocalDesktopProvider:
         deadline = time.monotonic() + self._ready_timeout
         async with GuestClient.of(record) as guest:
             health = await guest.wait_ready(min(ALIVE_CHECK_S, self._ready_timeout))
+            seen_dead = 0
             while not health["ready"] and time.monotonic() < deadline:
-                if not await asyncio.to_thread(processes.alive, record.marker):
+                # A process has no command line for an instant while it becomes another program: look twice before saying dead.
+                seen_dead = 0 if await asyncio.to_thread(processes.alive, record.marker) else seen_dead + 1
+                if seen_dead == 2:
                     health["detail"] = "its processes ended"
                     break
                 health = await guest.wait_ready(min(ALIVE_CHECK_S, deadline - time.monotonic()))
