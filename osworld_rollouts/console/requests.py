@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from osworld_rollouts.adapters.registry import adapter_names
 from osworld_rollouts.console.errors import ConsoleError
 from osworld_rollouts.contracts.desktop import DesktopSpec
 from osworld_rollouts.contracts.request import Adapter, History, Limits, Model, Rollout, RolloutRequest, Sampling
+from osworld_rollouts.desktops.registry import provider_names
+from osworld_rollouts.history import POLICY_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from osworld_rollouts.contracts.request import Task
@@ -148,6 +152,10 @@ def build_requests(
     """
     if schedule.samples < 1:
         raise ConsoleError(f"--samples must be at least 1, got {schedule.samples}")
+    _known("--adapter", agent.adapter, adapter_names())
+    _known("--provider", agent.provider, provider_names())
+    if agent.history is not None:
+        _known("--history", agent.history, POLICY_NAMES)
     served, sampling = model.contract(), model.sampling()
     adapter = Adapter(name=agent.adapter, options=pairs(agent.adapter_option, "--adapter-option"))
     history = History(name=agent.history, params=pairs(agent.history_option, "--history-option"))
@@ -175,6 +183,15 @@ def build_requests(
         for sample in range(schedule.first_sample, schedule.first_sample + schedule.samples)
         for task in tasks
     ]
+
+
+def _known(flag: str, name: str, names: Iterable[str]) -> None:
+    """Refuse a name nothing here knows, before a desktop is made for it. `--request` submits for workers that know more."""
+    choices = sorted(names)
+    if name not in choices:
+        close = difflib.get_close_matches(name, choices, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(choices)}"
+        raise ConsoleError(f"{flag} {name!r} is unknown", remedy=hint)
 
 
 def read_request(path: Path) -> RolloutRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (cyclopts reads annotations)
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ from temporalio.service import RPCError
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import STYLES, Output, one_line
-from osworld_rollouts.osworld.preflight import DesktopFacts, EvaluatorFacts, check_task
-from osworld_rollouts.osworld.requirements import PROBED
 from osworld_rollouts.settings import describe_settings, explain_settings, load_settings, unknown_environment
 from osworld_rollouts.tasks.catalog import SHIPPED, load_tasks
 from osworld_rollouts.temporal import SEARCH_ATTRIBUTES, connect
@@ -166,7 +163,7 @@ def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, check: bool = Fa
     """
     out = Output(as_json=json)
     found = load_tasks(spec, index=index)
-    problems = {task.task_id: _problems(task) for task in found} if check else {}
+    problems = _check(found) if check else {}
     out.record(
         {
             "tasks": [
@@ -186,7 +183,7 @@ def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, check: bool = Fa
             ((task.task_id, task.domain, one_line(task.instruction, 100)) for task in found),
         )
         return
-    out.table(("task", "domain", ""), ((task.task_id, task.domain, _verdict(problems[task.task_id])) for task in found))
+    out.table(("task", "domain", ""), ((task.task_id, task.domain, verdict(problems[task.task_id])) for task in found))
     refused = sum(1 for found in problems.values() if any(problem.fatal for problem in found))
     out.line(
         f"{len(found) - refused} of {len(found)} can be run on a local desktop of this machine; a worker asks its own desktop again",
@@ -194,25 +191,27 @@ def tasks(spec: str = SHIPPED, /, *, index: Path | None = None, check: bool = Fa
     )
 
 
-def _problems(task: Task) -> list[Problem]:
-    programs = frozenset(name for name in PROBED if shutil.which(name))
-    # What the local desktop is, beside the programs it shares with its host: no network, no password for sudo, Chromium for Chrome.
-    desktop = DesktopFacts(
-        network=False, sudo=False, programs=programs | {"google-chrome", "python"}, browser="Chromium"
-    )
-    return check_task(task.document, EvaluatorFacts.here(), desktop)
+def _check(found: list[Task]) -> dict[str, list[Problem]]:
+    try:
+        from osworld_rollouts.console.task_check import problems_of  # noqa: PLC0415  (needs the evaluator's packages)
+    except ImportError as error:
+        raise ConsoleError(
+            f"--check needs {error.name}",
+            remedy="pip install 'osworld-rollouts[evaluator]', or make setup",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    return {task.task_id: problems_of(task) for task in found}
 
 
-def _verdict(problems: list[Problem]) -> Text:
-    fatal = [problem for problem in problems if problem.fatal]
-    if not fatal:
-        return Text("can be run", style=STYLES["good"])
-    return Text(
-        one_line(
-            "; ".join(
-                f"{problem.message} ({problem.where})" if problem.where else problem.message for problem in fatal
-            ),
-            160,
-        ),
-        style=STYLES["bad"],
+def verdict(problems: list[Problem]) -> Text:
+    """Whether a task can be run, in a few words."""
+    fatal = [
+        f"{problem.message} ({problem.where})" if problem.where else problem.message
+        for problem in problems
+        if problem.fatal
+    ]
+    return (
+        Text(one_line("; ".join(fatal), 160), style=STYLES["bad"])
+        if fatal
+        else Text("can be run", style=STYLES["good"])
     )

@@ -17,6 +17,7 @@ from osworld_rollouts.console.output import clean, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "127.0.0.1:9"
+SUBMIT = ("submit", "text-edit-save", "--model", "m", "--base-url", "http://x/v1")
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,10 @@ def run(capsys, *arguments):
             ExitCode.USAGE,
             "--label wants name=value",
         ),
+        ([*SUBMIT, "--adapter", "pyautogu"], ExitCode.USAGE, "did you mean pyautogui?"),
+        ([*SUBMIT, "--adapter", "x"], ExitCode.USAGE, "there are: "),
+        ([*SUBMIT, "--provider", "locl"], ExitCode.USAGE, "did you mean local?"),
+        ([*SUBMIT, "--history", "x"], ExitCode.USAGE, "--history 'x' is unknown"),
         (["submit", "--request", "absent.json"], ExitCode.USAGE, "absent.json"),
         (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x"], ExitCode.UNREACHABLE, "rollouts up"),
         (["list"], ExitCode.UNREACHABLE, NOWHERE),
@@ -233,6 +238,7 @@ main.main()
         (["--help"], 0),
         (["tasks"], 0),
         (["config"], 0),
+        (["tasks", "--check"], 6),
         (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--dry-run"], 0),
         (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x"], 5),
         (["list"], 5),
@@ -245,6 +251,7 @@ def test_a_console_needs_none_of_a_workers_packages(arguments, code):
     )
     assert done.returncode == code, done.stderr
     assert "blocked" not in done.stderr
+    assert "unexpected" not in done.stderr
 
 
 @pytest.mark.parametrize("_attempt", range(5))
