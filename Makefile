@@ -25,7 +25,7 @@ test-all: setup  ## everything but the chaos suite and what needs vLLM
 	$(BIN)/python -m pytest -m "not chaos and not vllm" $(ARGS)
 
 chaos: setup  ## kill everything, and count
-	$(BIN)/python -m pytest -m chaos tests/chaos $(ARGS)
+	RELIABILITY_REPORT=docs/reliability.md $(BIN)/python -m pytest tests/chaos $(ARGS)
 
 lint: setup  ## ruff, pyright, import-linter
 	$(BIN)/ruff check .

@@ -256,12 +256,24 @@ class System:
             *mounts,
             *(f"display {name}" for name in set(_displays()) - self._before),
             *(f"process {pid} of a dead worker" for pid in _orphans(state_dir, alive)),
+            *(f"port {port} of worker {pid}" for pid in alive for port in _listening(pid)),
         ]
 
 
 def once(counts: list[str]) -> bool:
     """Whether no effect happened twice."""
     return all(number == 1 for number in Counter(counts).values())
+
+
+def _listening(pid: int) -> list[int]:
+    """TCP ports a process listens on: a worker does so only while OSWorld's code runs behind a gateway."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return [int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in sockets]
 
 
 def _displays() -> list[str]:
