@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,10 @@ def make_request():
         return RolloutRequest(**{"rollout": rollout, "campaign_id": "tests", **(envelope or {})})
 
     return build
+
+
+@pytest.fixture
+def short_tmp():
+    """A temporary directory whose path leaves room for unix sockets, which pytest's own does not always."""
+    with tempfile.TemporaryDirectory(prefix="ro-", dir="/tmp") as path:
+        yield Path(path)

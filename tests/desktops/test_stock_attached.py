@@ -203,12 +203,12 @@ async def test_a_maker_cancelled_halfway_gives_the_machine_back(make, stock, tmp
     assert await provider.list() == []
 
 
-async def test_a_host_finds_machines_of_an_earlier_worker(make, stock, tmp_path):
+async def test_a_host_finds_machines_of_an_earlier_worker(make, stock, short_tmp):
     settings = {"attached": {"machines": f"vm1={stock.address}", "inner_port": stock.inner_port}}
 
     def host() -> DesktopHost:
         return DesktopHost(
-            tmp_path, host_id="h", task_queue="q", capacity=1, lease_ttl_s=600, provider_settings=settings
+            short_tmp, host_id="h", task_queue="q", capacity=1, lease_ttl_s=600, provider_settings=settings
         )
 
     lease = rig.new_lease()

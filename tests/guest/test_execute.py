@@ -71,9 +71,12 @@ def test_timeout_kills_the_whole_group():
     started = time.monotonic()
     with pytest.raises(CommandTimeout) as late:
         run_command("echo before; sleep 61 & echo $!; sleep 62", shell=True, timeout=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20  # not 61
     assert late.value.outcome.output.startswith("before\n")
-    assert not alive(int(late.value.outcome.output.split()[-1]))
+    child = int(late.value.outcome.output.split()[-1])
+    while alive(child) and time.monotonic() - started < 10:  # killed; whoever adopted it reaps it in a moment
+        time.sleep(0.02)
+    assert not alive(child)
 
 
 @pytest.mark.parametrize(
