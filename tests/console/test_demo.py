@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,9 +14,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from temporalio.client import Client
 
 from osworld_rollouts.console.errors import ExitCode
 from osworld_rollouts.console.processes import Registry
+from osworld_rollouts.console.rollouts import Filter, find_rollouts
 from osworld_rollouts.desktops.lease_registry import LeaseRegistry
 from osworld_rollouts.desktops.local import processes as desktop_processes
 
@@ -75,6 +78,17 @@ class Machine:
             return any(record.state == "ready" for record in LeaseRegistry(self.state / "desktops").all())
 
         _until(ready, seconds)
+
+    def wait_for_turns(self, seconds=240):
+        """Until a running rollout's model was called."""
+
+        async def look():
+            client = await Client.connect(self.registry.find("temporal").facts["address"])
+            async with asyncio.timeout(seconds):
+                while not any((row.turn or 0) >= 1 for row in await find_rollouts(client, Filter(running=True), 10)):
+                    await asyncio.sleep(0.1)
+
+        asyncio.run(look())
 
     def left_over(self) -> list[str]:
         """Everything of this state directory that still lives: processes, desktops, mounts."""
@@ -193,6 +207,7 @@ def test_a_killed_worker_is_started_again_and_the_same_desktop_goes_on(machine):
     demo = machine.start("demo", *SHORT, "--json")
     machine.wait_for_a_ready_desktop()
     (marker,) = machine.desktops()
+    machine.wait_for_turns()  # a worker killed during the set-up costs the desktop, by design
     os.kill(machine.registry.find("worker").pid, signal.SIGKILL)
     out, _ = demo.communicate(timeout=300)
     assert demo.returncode == ExitCode.OK, out
