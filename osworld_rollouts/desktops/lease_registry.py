@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel's limit for a unix socket is 107."""
 
+_LAST = {"record.json": 1, "token": 2}
+"""A folder with both is listed, one without a record is tidied away; there must be nothing in between."""
+
 
 class LeaseRegistry:
     """The folder `root`, shared by every worker of one host. `sockets` says that unix sockets lie in the leases' folders."""
@@ -99,7 +102,7 @@ class LeaseRegistry:
         return sorted(path for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def remove(self, folder: Path) -> None:
-        """Delete a desktop's folder, the record last, so that an interrupted removal is found again.
+        """Delete a desktop's folder, what `read` needs last, so that an interrupted removal is found again.
 
         Raises:
             DesktopError: something cannot be deleted, or the folder is not one of ours.
@@ -107,9 +110,7 @@ class LeaseRegistry:
         if folder.parent != self.root:
             raise DesktopError(f"{folder} is not a desktop of {self.root}; it is left alone")
         try:
-            for entry in (
-                sorted(folder.iterdir(), key=lambda path: path.name == "record.json") if folder.is_dir() else ()
-            ):
+            for entry in sorted(folder.iterdir(), key=lambda path: _LAST.get(path.name, 0)) if folder.is_dir() else ():
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
                 else:
