@@ -20,7 +20,7 @@ from osworld_rollouts.contracts.action import describe
 from osworld_rollouts.contracts.evidence import ModelCallRecord
 from osworld_rollouts.contracts.model import ModelRequest, ParsedReply, Reply
 from osworld_rollouts.contracts.outcome import OutcomeKind
-from osworld_rollouts.contracts.steps import CallModel, ModelReply, PlannedAction
+from osworld_rollouts.contracts.steps import CallModel, ModelReply, ParseFailure, PlannedAction
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
 from osworld_rollouts.failpoints import reach
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from osworld_rollouts.evidence.store import EvidenceStore
 
 log = structlog.get_logger()
+
+# What a reply may put into Temporal's history is bounded, so that no model can make a payload that Temporal refuses: the record in the
+# evidence holds all of it. A turn that wants more effects than this is not one turn.
+MAX_ACTIONS = 64
+_SHORT = 500
 
 
 class ModelActivities:
@@ -281,6 +286,14 @@ def _result(
         return ModelReply(head=head, overflow=True, images=len(record.media))
     usage = record.usage or {}
     prompt_tokens, completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    actions, failure = parsed.actions, parsed.failure
+    if len(actions) > MAX_ACTIONS:
+        actions = ()
+        failure = ParseFailure(
+            kind="too_many_actions", message=f"{len(parsed.actions)} actions in one reply, limit {MAX_ACTIONS}"
+        )
+    if failure is not None and len(failure.message) > _SHORT:
+        failure = failure.model_copy(update={"message": f"{failure.message[:_SHORT]}…"})
     return ModelReply(
         head=head,
         actions=tuple(
@@ -290,9 +303,9 @@ def _result(
                 summary=describe(action)[:120],
                 seconds=action.seconds if action.kind == "wait" else None,
             )
-            for index, action in enumerate(parsed.actions)
+            for index, action in enumerate(actions)
         ),
-        failure=parsed.failure,
+        failure=failure,
         images=len(record.media),
         finish_reason=record.finish_reason,
         prompt_tokens=prompt_tokens if isinstance(prompt_tokens, int) else None,

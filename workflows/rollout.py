@@ -81,7 +81,7 @@ class RolloutWorkflow:
             rollout_id=self._request.rollout_id,
             request_digest=self._digest,
             outcome=last.outcome,
-            executions=tuple(self._executions),
+            executions=(*map(_without_details, self._executions[:-1]), last),
         )
         outcome = last.outcome
         updates: list[SearchAttributeUpdate[Any]] = [
@@ -158,6 +158,14 @@ class RolloutWorkflow:
     def _needs_running(self) -> None:
         if self._running is None:
             raise ApplicationError("no execution is running; wait for the next one or look at `rollouts show`")
+
+
+def _without_details(result: ExecutionResult) -> ExecutionResult:
+    """An earlier execution in a list of many: its own failure and its evidence hold the details, and a payload has a limit."""
+    if result.outcome.cause is None:
+        return result
+    cause = result.outcome.cause.model_copy(update={"details": {}})
+    return result.model_copy(update={"outcome": result.outcome.model_copy(update={"cause": cause})})
 
 
 def _result_of(error: ChildWorkflowError, execution: str, number: int) -> ExecutionResult:

@@ -5,28 +5,49 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities._failures import unconfirmed
+from activities._failures import failure, unconfirmed
+from activities.model import _result
 from osworld_rollouts import temporal
 from osworld_rollouts.contracts.action import Fail, PythonCode
+from osworld_rollouts.contracts.evidence import ModelCallRecord
 from osworld_rollouts.contracts.execution import ExecutionStart, ExecutionView, OperationTrace, RolloutStart
 from osworld_rollouts.contracts.identity import execution_workflow_id, rollout_workflow_id
+from osworld_rollouts.contracts.model import ParsedReply
 from osworld_rollouts.contracts.outcome import ExecutionResult, OutcomeKind, RolloutResult
-from osworld_rollouts.contracts.request import ParsePolicy
-from osworld_rollouts.contracts.steps import ParseFailure
+from osworld_rollouts.contracts.request import ParsePolicy, Task
+from osworld_rollouts.contracts.steps import HistoryWindow, ParseFailure
 from osworld_rollouts.contracts.timing import Timing
-from osworld_rollouts.submit import RequestConflictError, submit
+from osworld_rollouts.submit import RequestConflictError, RequestTooLargeError, submit
 from tests.workflows.scripted import CLICK, DONE, Script, refuse, replying
 from workflows.execution import ExecutionWorkflow
 from workflows.rollout import RolloutWorkflow
 
 pytestmark = pytest.mark.temporal
 FAST = Timing(retry_pause_s=0.01)
+
+
+@pytest.fixture
+def reply_record():
+    return ModelCallRecord(
+        execution_id="c/t/0/x1",
+        index=1,
+        previous="0" * 64,
+        recorded_at=datetime(2026, 1, 1, tzinfo=UTC),
+        turn=0,
+        call=0,
+        activity_attempt=1,
+        request_id="r",
+        window=HistoryWindow(),
+        sent="0" * 64,
+        received="0" * 64,
+    )
 
 
 @asynccontextmanager
@@ -322,6 +343,46 @@ async def test_same_id_same_request_is_found_and_a_different_one_refused(tempora
             await start(make_request(max_turns=7))
         assert caught.value.fields == ["max_turns"]
         assert len(script.named("provision_desktop")) == 1
+
+
+async def test_an_oversize_request_is_refused_with_its_size_before_anything_starts(temporal_env, make_request):
+    document = {
+        "id": "big",
+        "instruction": "x",
+        "config": [],
+        "evaluator": {"func": "infeasible", "blob": "x" * 600_000},
+    }
+    with pytest.raises(RequestTooLargeError, match=r"60\d,\d{3} bytes, limit 524,288"):
+        await submit(temporal_env.client, make_request(task=Task.from_document(document, "os")))
+
+
+async def test_a_hundred_failed_executions_fit_into_one_result(temporal_env, make_request):
+    script = Script()
+
+    def fail_at_length(_step):
+        raise failure(
+            OutcomeKind.PREPARE_FAILED,
+            "a step failed",
+            phase="preparing",
+            details={"output": "x" * 4000, "traceback": "y" * 4000},
+        )
+
+    script.provision = fail_at_length
+    async with world(temporal_env, script) as start:
+        request = make_request({"limits": {"max_executions": 30}})
+        error, result = await failed_result(await start(request, Timing(retry_pause_s=0)))
+        assert error.type == "prepare_failed"
+        assert len(result.executions) == 30
+        assert len(result.model_dump_json()) < 100_000
+
+
+def test_a_reply_with_more_actions_than_a_turn_holds_is_a_parse_failure(reply_record):
+    parsed = ParsedReply(actions=(CLICK,) * 10_000)
+    reply = _result("0" * 64, reply_record, parsed, reused=False, latency_ms=1)
+    assert reply.actions == ()
+    assert reply.failure is not None
+    assert reply.failure.kind == "too_many_actions"
+    assert len(reply.model_dump_json()) < 2_000
 
 
 async def test_history_per_turn_is_small(temporal_env, make_request):
