@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from osworld_rollouts.console.rollouts import Filter, execution_views, find_rollouts
 from osworld_rollouts.console.viewer.trace import SCRIPTED
-from osworld_rollouts.contracts.evidence import ExecutionStarted
+from osworld_rollouts.contracts.evidence import ModelCallRecord
 from osworld_rollouts.contracts.identity import execution_id, split_execution_id
-from osworld_rollouts.contracts.request import RolloutRequest
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.errors import EvidenceError
 from osworld_rollouts.evidence.index import list_pointers
+from osworld_rollouts.evidence.store import get_json
 from osworld_rollouts.temporal import TemporalUnreachableError, connect
 
 if TYPE_CHECKING:
@@ -75,13 +75,12 @@ class Listing:
     live: list[LiveExecution]
     page: int
     pages: int
-    problems: list[str] = field(default_factory=list[str])
 
 
-def last_executions(store: EvidenceStore, *, campaign: str | None = None) -> dict[str, list[ExecutionPointer]]:
+def last_executions(store: EvidenceStore) -> dict[str, list[ExecutionPointer]]:
     """Sealed executions by rollout, each list in the order of their numbers."""
     found: dict[str, list[ExecutionPointer]] = {}
-    for pointer in list_pointers(store, campaign_id=campaign):
+    for pointer in list_pointers(store):
         found.setdefault(pointer.rollout_id, []).append(pointer)
     for pointers in found.values():
         pointers.sort(key=lambda pointer: pointer.number)
@@ -89,70 +88,85 @@ def last_executions(store: EvidenceStore, *, campaign: str | None = None) -> dic
 
 
 def list_page(
-    store: EvidenceStore, live: list[LiveExecution], *, campaign: str | None, page: int, models: ModelNames
+    by_rollout: dict[str, list[ExecutionPointer]],
+    store: EvidenceStore,
+    live: list[LiveExecution],
+    *,
+    campaign: str | None,
+    page: int,
+    models: ModelNames,
 ) -> Listing:
     """The newest finished rollouts first; counts are over all of them, not over the page."""
-    problems: list[str] = []
-    try:
-        by_rollout = last_executions(store, campaign=campaign)
-    except EvidenceError as error:
-        by_rollout = {}
-        problems.append(str(error))
-    ends = sorted(
-        (pointers[-1] for pointers in by_rollout.values()), key=lambda pointer: pointer.sealed_at, reverse=True
-    )
-    scores = [end.outcome.score for end in ends if end.outcome.score is not None]
-    pages = max(1, -(-len(ends) // PAGE_SIZE))
+    chosen = [pointers for pointers in by_rollout.values() if campaign is None or pointers[-1].campaign_id == campaign]
+    chosen.sort(key=lambda pointers: pointers[-1].sealed_at, reverse=True)
+    scores = [pointers[-1].outcome.score for pointers in chosen if pointers[-1].outcome.score is not None]
+    pages = max(1, -(-len(chosen) // PAGE_SIZE))
     page = min(max(page, 1), pages)
     rows: list[Row] = []
-    for end in ends[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]:
-        model = models.of(store, end)
-        rows.append(
-            Row(
-                end.rollout_id,
-                end.outcome,
-                len(by_rollout[end.rollout_id]),
-                model,
-                model.startswith(SCRIPTED),
-                end.sealed_at,
-            )
-        )
+    for pointers in chosen[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]:
+        end = pointers[-1]
+        model, scripted = models.of(store, end)
+        rows.append(Row(end.rollout_id, end.outcome, len(pointers), model, scripted, end.sealed_at))
     shown = [view for view in live if campaign is None or view.rollout_id.startswith(f"{campaign}/")]
-    return Listing(
-        campaign,
-        rows,
-        len(ends),
-        len(scores),
-        len(ends) - len(scores),
-        sum(scores) / len(scores) if scores else None,
-        shown,
-        page,
-        pages,
-        problems,
-    )
+    mean = sum(scores) / len(scores) if scores else None
+    return Listing(campaign, rows, len(chosen), len(scores), len(chosen) - len(scores), mean, shown, page, pages)
+
+
+class Sealed:
+    """Sealed executions of a store, read again no more often than reading them is cheap."""
+
+    def __init__(self, store: EvidenceStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._read_at = 0.0
+        self._took_s = 0.0
+        self._found: dict[str, list[ExecutionPointer]] = {}
+
+    def by_rollout(self) -> dict[str, list[ExecutionPointer]]:
+        """As `last_executions`, at most ten times as old as it takes to read.
+
+        Raises:
+            EvidenceError: the store cannot be read.
+        """
+        with self._lock:
+            begun = time.monotonic()
+            if not self._read_at or begun - self._read_at > 10 * self._took_s:
+                self._found = last_executions(self._store)
+                self._read_at = time.monotonic()
+                self._took_s = self._read_at - begun
+            return self._found
 
 
 class ModelNames:
-    """The model of an execution, read from its evidence once."""
+    """The model of an execution and whether it was a script, from its last model call, read once."""
+
+    _LOOK_BACK = 12  # after the last call come at most its operations, post-steps, evaluation, recoveries and the end
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[str, bool]] = {}
 
-    def of(self, store: EvidenceStore, pointer: ExecutionPointer) -> str:
-        """The name the request gave, or nothing where the evidence cannot be read."""
-        if pointer.execution_id not in self._known:
-            self._known[pointer.execution_id] = self._read(store, pointer.head)
-        return self._known[pointer.execution_id]
+    def of(self, store: EvidenceStore, pointer: ExecutionPointer) -> tuple[str, bool]:
+        """(name as the server was asked for it, scripted); empty where no call was made or the evidence cannot be read."""
+        if pointer.head not in self._known:
+            self._known[pointer.head] = self._read(store, pointer.head)
+        return self._known[pointer.head]
 
-    @staticmethod
-    def _read(store: EvidenceStore, head: str) -> str:
+    def _read(self, store: EvidenceStore, head: str) -> tuple[str, bool]:
+        name: str | None = head
         try:
-            first = chain.walk(store, head)[0]
-            if isinstance(first, ExecutionStarted):
-                return RolloutRequest.model_validate_json(store.get(first.request)).rollout.model.name
-        except (EvidenceError, ValueError, IndexError):
+            for _ in range(self._LOOK_BACK):
+                if name is None:
+                    break
+                record = chain.read_record(store, name)
+                if isinstance(record, ModelCallRecord):
+                    sent = get_json(store, record.sent)
+                    model = str(cast("dict[str, Any]", sent).get("model") or "") if isinstance(sent, dict) else ""
+                    told = (model, record.served_model or "", record.system_fingerprint or "")
+                    return model or record.served_model or "", any(text.startswith(SCRIPTED) for text in told)
+                name = record.previous
+        except (EvidenceError, ValueError):
             pass
-        return ""
+        return "", False
 
 
 class LiveExecutions:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import structlog
 
 from osworld_rollouts.console.links import Links
-from osworld_rollouts.console.viewer.catalog import LiveExecutions, ModelNames, list_page
+from osworld_rollouts.console.viewer.catalog import LiveExecutions, ModelNames, Sealed, list_page
 from osworld_rollouts.console.viewer.pages import (
     CSP_SERVED,
     ServedUrls,
@@ -46,6 +46,7 @@ class Pages:
     def __init__(self, settings: Settings, *, live: bool = True) -> None:
         self.settings = settings
         self.store = open_store(settings.store.url)
+        self.sealed = Sealed(self.store)
         self.models = ModelNames()
         self.live = LiveExecutions(settings) if live else None
         self.urls = ServedUrls()
@@ -60,7 +61,8 @@ class Pages:
 
     def overview(self, campaign: str | None, page: int) -> str:
         """The list."""
-        listing = list_page(self.store, self.running(), campaign=campaign, page=page, models=self.models)
+        found = self.sealed.by_rollout()
+        listing = list_page(found, self.store, self.running(), campaign=campaign, page=page, models=self.models)
         return render_overview(listing, self.urls, self.links(), csp=CSP_SERVED)
 
     def rollout(self, rollout_id: str, number: int | None) -> str | None:
