@@ -116,10 +116,7 @@ def _held(keys: tuple[str, ...], inside: str) -> str:
     """Press keys in order, do something, release them in reverse order whatever happens."""
     names = "[" + ", ".join(map(_key, keys)) + "]"
     body = "".join(f"    {line}\n" for line in inside.splitlines())
-    return (
-        f"keys = {names}\ntry:\n    for key in keys:\n        pyautogui.keyDown(key)\n        time.sleep(0.02)\n{body}"
-        "finally:\n    for key in reversed(keys):\n        pyautogui.keyUp(key)\n"
-    )
+    return f"keys = {names}\ntry:\n    hold(keys)\n{body}finally:\n    release(keys)\n"
 
 
 def _key(spelling: str) -> str:

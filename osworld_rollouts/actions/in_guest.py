@@ -4,9 +4,10 @@
 # and a name it does not know is ignored, all in silence. Here a character without a key is lent a spare key code for as long
 # as it is needed, `<` gets its own key, and what still cannot be typed is reported: one JSON line on stderr, exit code 3.
 #
-# ruff: noqa: ANN001, ANN201, ANN204, ARG001, B905, N803, S102, SLF001, T201, UP031
+# ruff: noqa: ANN001, ANN201, ANN204, ARG001, B905, N803, S102, SLF001, T201, UP031, PTH123, PTH208
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 import json
+import os
 import sys
 import time
 
@@ -20,7 +21,6 @@ x11 = pyautogui.platformModule
 ANSWER_S = 3.0  # longest wait for a program to say that it has handled its input
 QUIET_S = 0.3  # what a program is given that does not say so, and 0.02 for each changed key code
 CHARACTER_S = 0.002  # between characters
-KEY_S, WIDE_S = 0.04, 0.25  # in LibreOffice between text and keys, and around characters outside the basic plane
 UNICODE = 0x01000000  # the keysym of a code point is this plus the code point (X11 protocol, appendix A)
 REPORTED = 3  # exit code: everything else was done, but not this
 untypable, unknown_keys = [], []
@@ -75,12 +75,44 @@ def caught_up(changes=0):
     display.sync()
 
 
-def changes_path(before, symbol):
-    """Wait before a symbol that LibreOffice takes in another way than the one before, where the two may overtake each other."""
-    ways = ["key" if 0xFF00 <= it <= 0xFFFF else "wide" if it > UNICODE + 0xFFFF else "text" for it in (before, symbol)]
-    if ways[0] != ways[1]:
-        caught_up()
-        time.sleep(WIDE_S if "wide" in ways else KEY_S)
+def delicate(symbol):
+    """How long LibreOffice must do nothing around a symbol, in hundredths of a second.
+
+    It puts text off for a fifth of a second, and lets keys and characters outside the basic plane overtake what it has put off
+    or not got round to. On a machine with no time to spare an emoji can still come out one place too early.
+    """
+    return 25 if symbol > UNICODE + 0xFFFF else 6 if 0xFF00 <= symbol <= 0xFFFF else 0
+
+
+def busy(pid):
+    """Nanoseconds a process has run, and whether one of its threads wants to."""
+    spent, states = 0, set()
+    for task in os.listdir("/proc/%d/task" % pid):
+        with open("/proc/%d/task/%s/schedstat" % (pid, task)) as facts:
+            spent += int(facts.read().split()[0])
+        with open("/proc/%d/task/%s/stat" % (pid, task)) as facts:
+            states.add(facts.read().rpartition(")")[2].split()[0])
+    return spent, bool(states - {"S", "I"})
+
+
+def idle(window, looks):
+    """Wait until a program of this machine had nothing to do in so many looks in a row, a hundredth of a second apart."""
+    found = window.get_full_property(x11._display.intern_atom("_NET_WM_PID"), X.AnyPropertyType)
+    until, quiet, before = time.monotonic() + ANSWER_S, 0, None
+    while quiet < looks and time.monotonic() < until:
+        try:
+            now = busy(found.value[0])
+        except (AttributeError, OSError):
+            time.sleep(QUIET_S)
+            return
+        quiet = quiet + 1 if now == before and not now[1] else 0
+        before = now
+        time.sleep(0.01)
+
+
+def is_lent(symbol):
+    """Whether a key that has this symbol alone was lent by an earlier command."""
+    return 0xA0 <= symbol <= 0xFF or UNICODE < symbol <= UNICODE + 0x10FFFF
 
 
 class Keyboard:
@@ -91,14 +123,15 @@ class Keyboard:
         rows = x11._display.get_keyboard_mapping(info.min_keycode, info.max_keycode - info.min_keycode + 1)
         self.fixed, self.lent, free = {}, {}, []
         for code, row in enumerate(rows, info.min_keycode):
+            first = row[0]
             if not any(row):
                 free.append(code)
-            elif all(symbol == 0 or UNICODE < symbol <= UNICODE + 0x10FFFF for symbol in row):
-                self.lent.setdefault(row[0], code)
+            elif set(row) <= {0, first} and is_lent(first) and row[1] in (0, first):
+                self.lent.setdefault(first, code)
             else:
                 for level, symbol in enumerate(row[:2]):
                     self.fixed.setdefault(symbol, (code, level == 1))
-        self.spare = free + sorted(self.lent.values())
+        self.spare = free[::-1] + sorted(self.lent.values())
 
     def lend(self, symbols):
         """Give each symbol a key code; at most as many as there are spare ones."""
@@ -138,13 +171,14 @@ def type_text(text, interval=0.0, controls="\n\t"):
     todo = []
     for position, character in enumerate(text.replace("\r\n", "\n").replace("\r", "\n")):
         symbol = keysym(character)
-        if symbol is None or (ord(character) < 0x20 and character not in controls):
+        lost = symbol is None or not (symbol in keyboard.fixed or keyboard.spare)
+        if lost or (ord(character) < 0x20 and character not in controls):
             untypable.append({"position": position, "character": "U+%04X" % ord(character)})
         else:
             todo.append(symbol)
     window = focused()
-    careful = window is None or "office" in "".join(window.get_wm_class() or ()).lower()
-    last = todo[0] if todo else 0
+    name = "".join(window.get_wm_class() or ()) if window else ""
+    office = window if "office" in name.lower() else None
     while todo:
         needed, end = [], 0
         for symbol in todo:
@@ -154,12 +188,11 @@ def type_text(text, interval=0.0, controls="\n\t"):
                 needed.append(symbol)
             end += 1
         keyboard.lend(needed)
-        for symbol in todo[:end]:
-            if careful:
-                changes_path(last, symbol)
+        for at, symbol in enumerate(todo[:end]):
             keyboard.tap(symbol)
-            last = symbol
             time.sleep(max(interval, CHARACTER_S))
+            if office and (looks := max(map(delicate, todo[at : at + 2]))):
+                idle(office, looks)
         todo = todo[end:]
 
 
@@ -174,8 +207,10 @@ class KeyNames(dict):
             if name not in unknown_keys:
                 unknown_keys.append(name)
             return False
-        keyboard.lend([symbol])
-        self[name] = keyboard.lent[symbol]
+        if symbol not in keyboard.fixed:
+            keyboard.lend([symbol])
+            time.sleep(QUIET_S)  # Chromium looks up keys with modifiers in a layout that it refreshes later
+        self[name] = keyboard.fixed.get(symbol, (keyboard.lent.get(symbol), False))[0]
         return True
 
 
@@ -195,6 +230,21 @@ def report():
         facts = {"untypable": untypable[:100], "untypable_count": len(untypable), "unknown_keys": unknown_keys[:100]}
         print(json.dumps(facts), file=sys.stderr)
     return bool(untypable or unknown_keys)
+
+
+def hold(keys):
+    """Press keys in order; those that have to be lent a code first, because Chromium is slow to notice under a modifier."""
+    for key in keys:
+        key in x11.keyboardMapping  # noqa: B015
+    for key in keys:
+        pyautogui.keyDown(key)
+        time.sleep(0.02)
+
+
+def release(keys):
+    """Release keys, the last one first."""
+    for key in reversed(keys):
+        pyautogui.keyUp(key)
 
 
 def finish():
