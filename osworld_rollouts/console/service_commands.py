@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -23,12 +24,14 @@ from osworld_rollouts.console.services import (
     start_services,
     uses_embedded_server,
 )
+from osworld_rollouts.desktops.lease_registry import LeaseRegistry
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import TemporalUnreachableError, connect
 
 if TYPE_CHECKING:
     from osworld_rollouts.console.processes import Process
     from osworld_rollouts.console.services import Services
+    from osworld_rollouts.desktops._provider import DesktopRecord
     from osworld_rollouts.settings import Settings
 
 _ORDER = (VIEWER, WORKER, SERVER)
@@ -155,10 +158,12 @@ async def _status(out: Output) -> None:
         server["workers"] = sorted({*await pollers(client, settings.temporal.workflow_queue)})
     except TemporalUnreachableError:
         pass
+    desktops = LeaseRegistry(settings.state_dir / "desktops").all()
     out.record(
         {
             "temporal": server,
             "processes": [_entry(process) for process in processes],
+            "desktops": [_desktop(record) for record in desktops],
             "state_dir": str(settings.state_dir),
             "store": settings.store.url,
         }
@@ -177,6 +182,20 @@ async def _status(out: Output) -> None:
         out.line(
             f"Temporal at {settings.temporal.address}, namespace {settings.temporal.namespace}: {server['running_rollouts']} rollouts running, {workers} worker{'' if workers == 1 else 's'} polling"
         )
+    if desktops:
+        now = datetime.now(UTC)
+        rows = [
+            (
+                record.owner.execution_id,
+                record.provider,
+                record.state,
+                duration((now - record.created_at).total_seconds()),
+            )
+            for record in desktops
+        ]
+        out.line()
+        out.table(("desktop of", "provider", "", "since"), rows, right=("since",))
+        out.line()
     out.line(f"state in {settings.state_dir}, evidence in {settings.store.url}", style="dim")
 
 
@@ -208,6 +227,11 @@ def _print_processes(registry: Registry, out: Output, fresh: set[str]) -> None:
         )
         rows.append([process.name, state, str(process.pid), str(where), str(process.facts.get("version", ""))])
     out.table(("process", "", "pid", "where", "version"), rows)
+
+
+def _desktop(record: DesktopRecord) -> dict[str, Any]:
+    fields = {"lease_id", "provider", "state", "tier", "created_at", "expires_at"}
+    return {**record.model_dump(mode="json", include=fields), "execution_id": record.owner.execution_id}
 
 
 def _entry(process: Process) -> dict[str, Any]:
