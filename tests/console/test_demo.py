@@ -235,3 +235,27 @@ def test_without_display_packages_the_demo_says_what_to_install(machine, tmp_pat
     assert "apt-get install" in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert machine.names() == []
+
+
+@pytest.mark.slow
+def test_up_starts_again_what_is_killed_until_down(machine):
+    up = machine.run("up", "--json")
+    assert up.returncode == ExitCode.OK, up.stderr
+    assert machine.names() == ["keeper", "temporal", "viewer", "worker"]
+    before = {process.name: process.pid for process in machine.registry.running()}
+    again = machine.run("up", "--json")
+    assert json.loads(again.stdout)["started"] == []
+    for name in ("worker", "temporal"):
+        os.kill(before[name], signal.SIGKILL)
+    _until(
+        lambda: (
+            machine.names() == ["keeper", "temporal", "viewer", "worker"]
+            and machine.registry.find("worker").pid != before["worker"]
+        ),
+        120,
+    )
+    assert machine.registry.find("viewer").pid == before["viewer"]
+    down = machine.run("down")
+    assert down.returncode == ExitCode.OK
+    time.sleep(3)
+    assert machine.left_over() == []

@@ -316,3 +316,12 @@ async def test_setup_is_idempotent(cli):
     assert first.json["registered"] == []
     dry = await cli("setup", "--dry-run")
     assert dry.out.count("there") == len(first.json["there"])
+
+
+async def test_up_uses_a_service_that_is_not_ours_and_starts_none(cli):
+    up = await cli("up", "--no-worker", "--no-page", "--no-keeper", "--json")
+    assert up.code == ExitCode.OK, up.err
+    assert up.json == {"started": [], "processes": []}
+    status = await cli("status", "--json")
+    assert (status.json["temporal"]["reachable"], status.json["temporal"]["ours"]) == (True, False)
+    assert (await cli("down", "--json")).json["ended"] == []
