@@ -186,14 +186,14 @@ async def test_a_web_page_sees_the_pointer_and_the_keys(guest, browser):
     steps = [
         Click(point=place), Click(point=place, count=2), Click(point=place, button="right", modifiers=("ctrl",)), Click(point=place, button="middle"),
         Click(point=place, button="back"), Drag(path=(place, other), duration_s=0.2, modifiers=("shift",)), Move(point=place), MouseDown(), MouseUp(point=other),
-        Scroll(point=place, clicks_y=-2), Scroll(clicks_x=1), Click(point=Point(x=300, y=200)), Press(key="F2", count=2), Hotkey(keys=("ctrl", "b")), Press(key="é"),
-        KeyDown(key="shift"), Press(key="left"), KeyUp(key="shift"), TypeText(text="x"),
+        Scroll(point=place, clicks_y=-2), Scroll(clicks_x=1), Click(point=Point(x=300, y=200)), Press(key="F2", count=2), Hotkey(keys=("ctrl", "b")),
+        KeyDown(key="shift"), Press(key="left"), KeyUp(key="shift"), TypeText(text="x"), Press(key="é"),
     ]  # fmt: skip
     for step in steps:
         result = await act(guest, step)
         assert (result.returncode, result.error) == (0, ""), step
         await asyncio.sleep(0.7)
-    await until(lambda: browser("text"), "éx", 10)
+    await until(lambda: browser("text"), "xé", 10)
     events = [event for event in await browser("events") if isinstance(event, list)]
     pressed = [event for event in events if event[0] == "mousedown"]
     assert [(event[1], event[2]) for event in pressed] == [
@@ -217,10 +217,10 @@ async def test_a_web_page_sees_the_pointer_and_the_keys(guest, browser):
     assert keys.count(["F2", False, False]) == 2
     assert ["b", True, False] in keys
     assert (
-        await browser("text") == "éx"
+        await browser("text") == "xé"
     )  # lent a key code: Chromium inserts it, though it names the key event otherwise
     assert ["ArrowLeft", False, True] in keys
-    assert keys[-1] == ["x", False, False]
+    assert keys[-2] == ["x", False, False]
 
 
 WRITER_OFF = {
