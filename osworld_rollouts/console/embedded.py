@@ -38,6 +38,7 @@ RETENTION = timedelta(days=365)
 
 _PRAGMAS = ("journal_mode=wal", "synchronous=normal")
 _PORT_TRIES = 50
+_MIN_FREE_BYTES = 16 * 2**20
 _VERSION = re.compile(r"version (\S+) \(Server ([^,]+), UI ([^)]+)\)")
 
 
@@ -80,6 +81,12 @@ async def ensure_server(settings: Settings, registry: Registry, attributes: Mapp
     binary = find_binary(settings)
     version = binary_version(binary)
     database.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(database.parent).free
+    if free < _MIN_FREE_BYTES:  # SQLite would fail somewhere in the middle, and the log with it
+        raise EmbeddedServerError(
+            f"{settings.state_dir} has {free / 2**20:.1f} MiB free, the server's database needs {_MIN_FREE_BYTES >> 20}",
+            "free space there, or set ROLLOUTS_STATE_DIR to another disk",
+        )
     taken: set[int] = set()
     for _ in range(3):
         port = free_port(settings.embedded.port, taken)

@@ -118,6 +118,15 @@ async def test_a_program_that_is_no_server_is_said(place, tmp_path):
     assert registry.running() == []
 
 
+async def test_a_full_disk_is_said_before_anything_is_started(place, monkeypatch):
+    settings, registry = place
+    monkeypatch.setattr(embedded.shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 1_000_000})())
+    with pytest.raises(EmbeddedServerError, match=r"1\.0 MiB free") as caught:
+        await ensure_server(settings, registry, {})
+    assert "ROLLOUTS_STATE_DIR" in caught.value.remedy
+    assert registry.running() == []
+
+
 async def test_probe_tells_a_server_from_something_else(place):
     settings, registry = place
     server = await ensure_server(settings, registry, {})
