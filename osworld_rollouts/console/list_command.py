@@ -15,8 +15,8 @@ from osworld_rollouts.temporal import connect
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-COLUMNS = ("rollout", "state", "turn", "score", "outcome", "x", "elapsed")
-NUMBERS = ("turn", "score", "x", "elapsed")
+COLUMNS = ("rollout", "state", "turn", "score", "outcome", "attempt", "elapsed")
+NUMBERS = ("turn", "score", "attempt", "elapsed")
 
 
 def list_rollouts(

@@ -46,6 +46,11 @@ class Output:
                 clean(text) if isinstance(text, str) else text, style=style, markup=False, soft_wrap=True
             )
 
+    def paragraph(self, text: str) -> None:
+        """Text for people, wrapped between words. Lines with addresses are not wrapped, so that they can be clicked."""
+        if not self.as_json:
+            self.console.print(Text(clean(text)))
+
     def note(self, text: str, style: str | None = "dim") -> None:
         """A line about what goes on, on standard error."""
         if not self.as_json:

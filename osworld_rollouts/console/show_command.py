@@ -40,7 +40,7 @@ async def _show(rollout_id: str, out: Output) -> None:
     out.record(_as_json(details, links))
     row = details.row
     out.line(Text(row.rollout_id, style="bold").append("  ").append(state_text(row)))
-    out.line(one_line(details.instruction, 300))
+    out.paragraph(one_line(details.instruction, 1000))
     out.line()
     facts: list[tuple[str, str | Text]] = [
         ("task", f"{row.domain}/{row.task}"),
@@ -56,15 +56,13 @@ async def _show(rollout_id: str, out: Output) -> None:
         facts += [("outcome", outcome_text(row.outcome, row.eligible)), ("score", score_text(row.score))]
     if details.failure:
         facts.append(("cause", Text(one_line(details.failure, 600), style=STYLES["bad"])))
-    facts += [
-        (name, url)
-        for name, url in (
-            ("Temporal", links.workflow(row.workflow_id, row.run_id)),
-            ("page", links.rollout(row.rollout_id)),
-        )
-        if url
-    ]
     out.table(("", ""), facts)
+    for name, url in (
+        ("Temporal", links.workflow(row.workflow_id, row.run_id)),
+        ("page", links.rollout(row.rollout_id)),
+    ):
+        if url:
+            out.line(f"{name:<9}  {url}")
     if details.running:
         out.line()
         _show_running(details.running, out)
@@ -94,7 +92,7 @@ def _show_running(view: ExecutionView, out: Output) -> None:
 
 def _execution_row(execution: ExecutionResult) -> list[str | Text]:
     outcome = execution.outcome
-    cause = one_line(outcome.cause.message, 100) if outcome.cause else ""
+    cause = one_line(outcome.cause.message, 70) if outcome.cause else ""
     also = f" (also: {one_line(outcome.also[0].message, 60)})" if outcome.also else ""
     return [
         f"x{execution.number}",

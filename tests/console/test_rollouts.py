@@ -216,7 +216,7 @@ async def test_show_of_a_running_and_of_an_unknown_rollout(temporal_env, cli):
         done.set()
         unknown = await cli("show", "no/such/0")
     assert "running" in shown.out
-    assert "label who" in shown.out
+    assert "label who" in shown.out, shown.out
     assert unknown.code == ExitCode.NOT_FOUND
     assert "no/such/0" in unknown.err
 
