@@ -131,7 +131,7 @@ class Keyboard:
             else:
                 for level, symbol in enumerate(row[:2]):
                     self.fixed.setdefault(symbol, (code, level == 1))
-        self.spare = free[::-1] + sorted(self.lent.values())
+        self.spare = free + sorted(self.lent.values())
 
     def lend(self, symbols):
         """Give each symbol a key code; at most as many as there are spare ones."""
@@ -235,7 +235,7 @@ def report():
 def hold(keys):
     """Press keys in order; those that have to be lent a code first, because Chromium is slow to notice under a modifier."""
     for key in keys:
-        key in x11.keyboardMapping  # noqa: B015
+        x11.keyboardMapping.__contains__(key)  # noqa: PLC2801
     for key in keys:
         pyautogui.keyDown(key)
         time.sleep(0.02)

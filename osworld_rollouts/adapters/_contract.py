@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from osworld_rollouts.contracts._base import Contract, canonical_digest
+from osworld_rollouts.contracts.action import TERMINAL_KINDS
 from osworld_rollouts.contracts.model import (
     AdapterIdentity,
     Api,
@@ -25,6 +26,7 @@ from osworld_rollouts.contracts.model import (
     Reply,
 )
 from osworld_rollouts.contracts.request import History, ParsePolicy, Sampling
+from osworld_rollouts.contracts.steps import ParseFailure
 
 Marks = tuple[tuple[int, int, int, int], ...]
 """Set of marks: (x, y, w, h) in screen pixels, mark n is entry n-1 (`View.marks`)."""
@@ -107,6 +109,8 @@ class Options(Contract):
 
     show_errors: bool = False
     """Tell the model when its last action ended with an error in the guest."""
+    one_action: bool = False
+    """Refuse a reply that asks for several actions; a terminal one may follow."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -152,6 +156,19 @@ class BaseAdapter(ABC, Generic[OptionsT]):
     def prompts(self) -> dict[str, str]:
         """None."""
         return {}
+
+    def checked(self, parsed: ParsedReply) -> ParsedReply:
+        """The same, or the failure `multiple_where_one_allowed`. Every `parse` ends with it."""
+        acting = [action for action in parsed.actions if action.kind not in TERMINAL_KINDS]
+        if not self.options.one_action or len(acting) < 2:
+            return parsed
+        message = f"the reply asks for {len(acting)} actions; one is allowed"
+        failure = ParseFailure(kind=FailureKind.MULTIPLE_WHERE_ONE_ALLOWED, message=message)
+        dropped = [
+            part if part.action is None else part.model_copy(update={"action": None, "dropped": message})
+            for part in parsed.parts
+        ]
+        return parsed.model_copy(update={"actions": (), "failure": failure, "parts": tuple(dropped)})
 
     @abstractmethod
     def actions(self) -> tuple[str, ...]:

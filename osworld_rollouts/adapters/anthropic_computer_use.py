@@ -161,10 +161,11 @@ class AnthropicComputerUseAdapter(BaseAdapter[AnthropicComputerUseOptions]):
             if item.get("type") == "tool_use":
                 own = Ledger(" ", f"output[{index}]")
                 ledgers.append(own)
+                if reply.truncated:  # the last call of a cut reply may itself be cut
+                    own.dropped(0, 1, "the reply was cut by the token limit")
+                    continue
                 calls.append(Written(own, (0, 1), lambda call=item: _actions(call, screen, geometry)))
         actions, failure = read_calls(calls)
-        if reply.truncated and calls:  # the last call of a cut reply may itself be cut
-            actions, failure = [], no_action(reply, reply.text, "")
         if not calls:
             ended = _ended(reply)
             failure = ended if isinstance(ended, ParseFailure) else None
@@ -172,13 +173,15 @@ class AnthropicComputerUseAdapter(BaseAdapter[AnthropicComputerUseOptions]):
                 actions = [ended]
                 screen.notes.append("no tool_use: the model ended the episode")
                 ledger.took(0, len(reply.text), 0)
-        return ParsedReply(
-            actions=tuple(actions),
-            failure=failure,
-            parts=sum((own.parts() for own in ledgers), ledger.parts()),
-            notes=tuple(screen.notes),
-            action_text=reply.text.strip() or None,
-            thought=reply.reasoning,
+        return self.checked(
+            ParsedReply(
+                actions=tuple(actions),
+                failure=failure,
+                parts=sum((own.parts() for own in ledgers), ledger.parts()),
+                notes=tuple(screen.notes),
+                action_text=reply.text.strip() or None,
+                thought=reply.reasoning,
+            )
         )
 
     def _tool(self, size: ImageGeometry) -> dict[str, JsonValue]:

@@ -199,8 +199,14 @@ class Computer13Adapter(BaseAdapter[_osworld.OSWorldOptions]):
         if not actions and (reply.truncated or "{" not in whole or (fences.open_at is not None and not fences.closed)):
             failure = _failure(reply, whole)
         thought = text[: spans[0][0]].strip() if fences.closed else None
-        return ParsedReply(
-            actions=tuple(actions), failure=failure, parts=ledger.parts(), notes=tuple(screen.notes), thought=thought
+        return self.checked(
+            ParsedReply(
+                actions=tuple(actions),
+                failure=failure,
+                parts=ledger.parts(),
+                notes=tuple(screen.notes),
+                thought=thought,
+            )
         )
 
     def _system(self) -> str:

@@ -176,13 +176,17 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         read = failure or self._read(code or "", geometry)
         thought, action = said.thought, said.action
         if isinstance(read, ParseFailure):
-            return ParsedReply(failure=read, parts=ledger.parts(), action_text=action or None, thought=thought)
+            return self.checked(
+                ParsedReply(failure=read, parts=ledger.parts(), action_text=action or None, thought=thought)
+            )
         if said.span:
             ledger.took(*said.span, 0)
         parts = ledger.parts() if native is None else (*ledger.parts(), native)
         notes = read.notes if action else (*read.notes, "action_inferred")
-        return ParsedReply(
-            actions=read.actions, parts=parts, notes=notes, action_text=action or ACTION_INFERRED, thought=thought
+        return self.checked(
+            ParsedReply(
+                actions=read.actions, parts=parts, notes=notes, action_text=action or ACTION_INFERRED, thought=thought
+            )
         )
 
     def _sections(self, text: str, reasoning: str | None, ledger: Ledger) -> _Said:

@@ -147,10 +147,15 @@ class OpenAIComputerUseAdapter(BaseAdapter[OpenAIComputerUseOptions]):
             if item.get("type") != "computer_call":
                 continue
             if (pending := _checks(item)) and self.options.safety_checks == "stop":
-                return ParsedReply(failure=_unacknowledged(pending), parts=ledger.parts(), thought=reply.reasoning)
+                return self.checked(
+                    ParsedReply(failure=_unacknowledged(pending), parts=ledger.parts(), thought=reply.reasoning)
+                )
             screen.notes += [f"safety check {check.get('code') or check.get('id')} acknowledged" for check in pending]
             own = Ledger(" ", f"output[{index}]")
             ledgers.append(own)
+            if item.get("status") == "incomplete":
+                own.dropped(0, 1, "the call is incomplete")
+                continue
             calls.append(
                 Written(own, (0, 1), lambda call=item: [self._action(value, screen) for value in _actions(call)])
             )
@@ -162,13 +167,15 @@ class OpenAIComputerUseAdapter(BaseAdapter[OpenAIComputerUseOptions]):
                 actions = [ended]
                 screen.notes.append("no computer_call: the model ended the episode")
                 ledger.took(0, len(reply.text), 0)
-        return ParsedReply(
-            actions=tuple(actions),
-            failure=failure,
-            parts=sum((own.parts() for own in ledgers), ledger.parts()),
-            notes=tuple(screen.notes),
-            action_text=reply.text.strip() or None,
-            thought=reply.reasoning,
+        return self.checked(
+            ParsedReply(
+                actions=tuple(actions),
+                failure=failure,
+                parts=sum((own.parts() for own in ledgers), ledger.parts()),
+                notes=tuple(screen.notes),
+                action_text=reply.text.strip() or None,
+                thought=reply.reasoning,
+            )
         )
 
     def _tool(self, prompt: PromptInput) -> dict[str, JsonValue]:

@@ -129,7 +129,7 @@ class PyautoguiAdapter(BaseAdapter[PyautoguiOptions]):
             start = text.index(text.strip())
             actions.append(_SPECIAL[text.strip()])
             ledger.took(start, start + len(text.strip()), 0)
-            return ParsedReply(actions=tuple(actions), parts=ledger.parts())
+            return self.checked(ParsedReply(actions=tuple(actions), parts=ledger.parts()))
         cut = bool(reply.truncated)
         fences = find_fences(text, is_python, _WORDS)
         usable = () if cut and unfinished_thinking(text) else fences.closed
@@ -140,7 +140,9 @@ class PyautoguiAdapter(BaseAdapter[PyautoguiOptions]):
         notes = ("cut by the token limit after the last complete block",) if cut and actions else ()
         failure = None if actions else _failure(reply, text, fences.open_at)
         thought = text[: usable[0].start].strip() if usable else text.strip()
-        return ParsedReply(actions=tuple(actions), failure=failure, parts=ledger.parts(), notes=notes, thought=thought)
+        return self.checked(
+            ParsedReply(actions=tuple(actions), failure=failure, parts=ledger.parts(), notes=notes, thought=thought)
+        )
 
     def _system(self) -> str:
         variant = self.options.observation

@@ -201,12 +201,14 @@ class Qwen3VLAdapter(BaseAdapter[Qwen3VLOptions]):
         if not actions and (reply.truncated or not (in_text or native)):
             failure = no_action(reply, text, "there is no <tool_call> in the reply")
         sentence = _SENTENCE.search(text)
-        return ParsedReply(
-            actions=tuple(actions),
-            failure=failure,
-            parts=sum((own.parts() for own in ledgers), ledger.parts()),
-            notes=tuple(screen.notes),
-            action_text=sentence[1].strip() if sentence else _fallback(actions),
+        return self.checked(
+            ParsedReply(
+                actions=tuple(actions),
+                failure=failure,
+                parts=sum((own.parts() for own in ledgers), ledger.parts()),
+                notes=tuple(screen.notes),
+                action_text=sentence[1].strip() if sentence else _fallback(actions),
+            )
         )
 
     def _action(self, call: Named, screen: Screen) -> Action:

@@ -204,12 +204,14 @@ class UITarsAdapter(BaseAdapter[UITarsOptions]):
         if not actions and (reply.truncated or not calls):
             failure = no_action(reply, text, "there is no call after Action: in the reply")
         thought = _THOUGHT.search(text)
-        return ParsedReply(
-            actions=tuple(actions),
-            failure=failure,
-            parts=ledger.parts(),
-            notes=tuple(screen.notes),
-            thought=thought[1].strip() if thought else None,
+        return self.checked(
+            ParsedReply(
+                actions=tuple(actions),
+                failure=failure,
+                parts=ledger.parts(),
+                notes=tuple(screen.notes),
+                thought=thought[1].strip() if thought else None,
+            )
         )
 
     def _space(self) -> str:

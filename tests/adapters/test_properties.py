@@ -20,7 +20,7 @@ from osworld_rollouts.testing.protocol_servers.texts import SPEAKERS
 ADAPTERS = [*adapter_names()]
 VARIANTS = [
     *((name, {}) for name in ADAPTERS),
-    ("pyautogui", {"observation": "som"}),
+    ("pyautogui", {"observation": "som", "one_action": True}),
     ("nemotron_nano_omni", {"thinking": False, "coordinates": "qwen25"}),
     ("qwen3_vl", {"coordinates": "absolute"}),
 ]
@@ -171,9 +171,21 @@ def test_points_come_through_within_the_grid(name, x, y, count):
     assert rest == [Press(key="enter"), Hotkey(keys=("ctrl", "s"))]
 
 
-def spoken(name, actions) -> ParsedReply:
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_several_actions_are_refused_on_demand(name):
+    several = [TypeText(text="a"), TypeText(text="b")]
+    parsed = spoken(name, several, {"one_action": True}) if name == "nemotron_nano_omni" else None
+    if parsed is None:
+        with pytest.raises(AssertionError, match="multiple_where_one_allowed"):
+            spoken(name, several, {"one_action": True})
+    else:
+        assert len(parsed.actions) == 1  # two lines of one program
+    assert len(spoken(name, several[:1], {"one_action": True}).actions) == 1
+
+
+def spoken(name, actions, options=None) -> ParsedReply:
     """What an adapter makes of actions said in its protocol's words."""
-    adapter = load_adapter(name)
+    adapter = load_adapter(name, options)
     geometry = adapter.geometry(1920, 1080)
     match adapter.api:
         case "responses":

@@ -47,7 +47,7 @@ def test_an_unknown_adapter_names_the_known_ones():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"colour": 1}, r"colour: Extra inputs.*it takes: show_errors, coordinates, max_pixels"),
+        ({"colour": 1}, r"colour: Extra inputs.*it takes: show_errors, one_action, coordinates, max_pixels"),
         ({"coordinates": "polar"}, "coordinates: Input should be 'relative' or 'absolute'"),
     ],
 )
