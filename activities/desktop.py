@@ -56,6 +56,7 @@ class DesktopActivities:
             ApplicationError: desktop_unavailable, desktop_not_ready (both retried), desktop_lost.
         """
         async with boundary("provisioning", execution_id=step.owner.execution_id, lease_id=step.lease_id):
+            reach("provision-started", step.owner.execution_id)
             try:
                 lease = await self._host.provision(step.spec, step.lease_id, step.owner, step.expires_after_s)
             except DesktopLost as error:
@@ -65,7 +66,10 @@ class DesktopActivities:
             except (DesktopUnavailable, DesktopError) as error:
                 raise failure(OutcomeKind.DESKTOP_UNAVAILABLE, str(error), phase="provisioning", retry=True) from error
             except asyncio.CancelledError:
-                await asyncio.shield(self._host.destroy(step.lease_id))
+                # An attempt that Temporal gave up must leave the desktop to the next one, which may work on it already.
+                why = activity.cancellation_details()
+                if why is not None and why.cancel_requested:
+                    await asyncio.shield(self._host.destroy(step.lease_id))
                 raise
             log.info("desktop ready", provider=lease.provider, tier=lease.tier)
             return lease

@@ -6,6 +6,7 @@ workers there are and however often they are started again.
 
 | place | detail | between |
 | --- | --- | --- |
+| provision-started | execution id | |
 | act-started, act-before-dispatch | operation id | dispatched, landed |
 | act-after-landing | operation id | landed, observed |
 | act-after-observation, act-after-record | operation id | observed, returned |

@@ -59,7 +59,7 @@ class Steps:
             schedule_to_start_timeout=_s(self._timing.pool_wait_s),
             start_to_close_timeout=_s(self._timing.provision_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
-            retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(20), maximum_attempts=3),
+            retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(20), maximum_attempts=5),
         )
 
     async def prepare(self, lease: Lease, step: steps.PrepareTask, task_id: str) -> steps.Prepared:
@@ -117,7 +117,8 @@ class Steps:
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
             start_to_close_timeout=_s(self._timing.operation_s + self._timing.observe_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
-            retry_policy=RetryPolicy(initial_interval=_s(1), maximum_interval=_s(10), maximum_attempts=5),
+            # A stopped worker's open polls each take one attempt along.
+            retry_policy=RetryPolicy(initial_interval=_s(1), maximum_interval=_s(10), maximum_attempts=10),
         )
 
     async def post_steps(self, lease: Lease, step: steps.PrepareEvaluation) -> steps.EvaluationPrepared:

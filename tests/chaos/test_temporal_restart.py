@@ -68,7 +68,7 @@ class Server:
         self._process.wait()
 
 
-@pytest.mark.parametrize("during", ["model call", "operation"])
+@pytest.mark.parametrize("during", ["a model call", "an operation"])
 async def test_rollouts_go_on_when_the_server_is_back(tmp_path, table, during):
     server = Server(tmp_path)
     client = await server.start()
@@ -76,7 +76,7 @@ async def test_rollouts_go_on_when_the_server_is_back(tmp_path, table, during):
         async with running(client, server.address, in_process=False, name="server", scripts=SCRIPTS) as stack:
             system = System(stack)
             worker = stack.start_worker()
-            if during == "model call":
+            if during == "a model call":
                 submitted = await system.submit(counting_task(), faults=":slow=4@1")
                 await wait_until(lambda: system.asked(submitted, turn=1), 90)
             else:
@@ -94,6 +94,6 @@ async def test_rollouts_go_on_when_the_server_is_back(tmp_path, table, during):
             assert played.kinds == ["agent_done"]
             assert played.generations == [1, 1, 1, 1]
             await system.exactly_once(played)
-            table.add(5, f"Temporal server killed during a {during}", system, played)
+            table.add(5, f"Temporal server killed during {during}", system, played)
     finally:
         server.kill()
