@@ -2,7 +2,7 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-UV ?= uv
+UV ?= $(BIN)/uv
 ARGS ?=
 
 FAST := not slow and not chaos and not browser and not vllm
@@ -37,7 +37,7 @@ format: setup  ## ruff format and its safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock:  ## resolve requirements/lock.txt again (needs uv)
+lock: setup  ## resolve requirements/lock.txt again
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header -o requirements/lock.txt
 

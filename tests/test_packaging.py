@@ -150,6 +150,7 @@ def fake_machine(tmp_path):
         "deploy/apt-packages.txt",
         "osworld_rollouts/desktops/local/packages.txt",
         "requirements/lock.txt",
+        "requirements/uv.txt",
         "pyproject.toml",
     ):
         target = tmp_path / "checkout" / name
