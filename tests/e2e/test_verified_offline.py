@@ -24,7 +24,9 @@ async def test_untouched_and_solved(temporal_env, shared):
     assert not missing_packages(), missing_packages()
     listed = json.loads((shared / "data/osworld/verified_offline.json").read_text())["tasks"]
     documents = {
-        entry["id"]: json.loads((shared / "data/osworld/examples" / entry["domain"] / f"{entry['id']}.json").read_text())
+        entry["id"]: json.loads(
+            (shared / "data/osworld/examples" / entry["domain"] / f"{entry['id']}.json").read_text()
+        )
         for entry in listed
     }
     scripts = [code_script(documents[entry["id"]]["instruction"], entry["solution"]) for entry in listed]
@@ -38,7 +40,9 @@ async def test_untouched_and_solved(temporal_env, shared):
             task = Task.from_document(documents[entry["id"]], entry["domain"])
             settle = {"before_evaluation_s": PATIENT.get(entry["id"], 2.0)}
             async with room:
-                submitted = await stack.submit(task, faults=faults, campaign=f"{stack.campaign}-{faults[1:] or 'solved'}", settle=settle)
+                submitted = await stack.submit(
+                    task, faults=faults, campaign=f"{stack.campaign}-{faults[1:] or 'solved'}", settle=settle
+                )
                 try:
                     outcome = (await submitted.handle.result()).outcome
                 except WorkflowFailureError as error:
