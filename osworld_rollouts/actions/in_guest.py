@@ -235,7 +235,7 @@ def report():
 def hold(keys):
     """Press keys in order; those that have to be lent a code first, because Chromium is slow to notice under a modifier."""
     for key in keys:
-        x11.keyboardMapping.__contains__(key)  # noqa: PLC2801
+        x11.keyboardMapping.__contains__(key)
     for key in keys:
         pyautogui.keyDown(key)
         time.sleep(0.02)
