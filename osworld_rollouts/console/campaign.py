@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from osworld_rollouts.settings import Settings
 
 _STARTS_AT_ONCE = 16
+_PATIENCE_S = 600.0
+"""How long a server may be away while rollouts are waited for; they go on when it is back."""
 
 
 @dataclass
@@ -75,7 +77,9 @@ async def submit_all(
             progress.submitted[request.rollout_id] = handle
             on_change(progress)
             if wait:
-                progress.ended[request.rollout_id] = await outcome_of(client, request.rollout_id)
+                progress.ended[request.rollout_id] = await outcome_of(
+                    client, request.rollout_id, patience_s=_PATIENCE_S
+                )
                 on_change(progress)
         finally:
             unfinished.release()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from osworld_rollouts.console.control_commands import cancel_rollouts
+from osworld_rollouts.console.embedded import NAME as SERVER
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.launch import write_record
 from osworld_rollouts.console.rollouts import Filter, find_rollouts
@@ -66,12 +67,15 @@ async def start_policy(registry: Registry, port: int = 0) -> tuple[Process, str]
 async def watched(
     services: Services, registry: Registry, policy_url: str | None, say: Callable[[str], None]
 ) -> AsyncGenerator[None]:
-    """While inside, a worker or policy that died is started again; rollouts go on where they were."""
+    """While inside, a server, worker or policy that died is started again; rollouts go on where they were."""
     port = int(policy_url.removesuffix("/v1").rpartition(":")[2]) if policy_url else 0
 
     async def look() -> None:
         while True:
             await asyncio.sleep(1)
+            if services.server and registry.find(SERVER) is None:
+                say("the Temporal server died; starting it again on its database")
+                await start_services(services.settings, registry, lambda _: None, viewer=False, worker=False)
             if registry.find(WORKER) is None:
                 say("the worker died; starting it again, rollouts go on where they were")
                 await start_services(

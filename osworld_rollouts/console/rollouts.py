@@ -24,12 +24,15 @@ from osworld_rollouts.contracts.outcome import ExecutionResult, RolloutResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
-    from datetime import timedelta
 
     from temporalio.client import Client, WorkflowExecution, WorkflowExecutionDescription
     from temporalio.common import SearchAttributeKey
 
 _QUERY_TIMEOUT_S = 3.0
+_AWAY = {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNKNOWN, RPCStatusCode.CANCELLED}
+"""What a client sees of a server that is being restarted."""
+_ANSWERED_S = 60.0
+"""A wait that lasted longer was being answered: what ends it is a new outage, with patience of its own."""
 
 
 @dataclass(frozen=True)
@@ -174,19 +177,38 @@ async def describe_rollout(client: Client, rollout_id: str) -> RolloutDetails:
 
 
 async def outcome_of(
-    client: Client, rollout_id: str, poll_timeout: timedelta | None = None
+    client: Client, rollout_id: str, *, patience_s: float = 0
 ) -> tuple[RolloutResult | None, str | None]:
-    """(result, failure message) of a rollout, waiting for its end. A failed one carries its result in the failure."""
+    """(result, failure message) of a rollout, waiting for its end. A failed one carries its result in the failure.
+
+    A server that does not answer is asked again for `patience_s` seconds: it may be restarting, and nothing is lost meanwhile.
+    """
     handle = client.get_workflow_handle(rollout_workflow_id(rollout_id), result_type=RolloutResult)
-    try:
-        return await handle.result(rpc_timeout=poll_timeout), None
-    except WorkflowFailureError as error:
-        cause = error.cause
-        if isinstance(cause, ApplicationError):
-            for detail in cause.details:
-                if isinstance(detail, dict) and "executions" in detail:
-                    return RolloutResult.model_validate(detail), cause.message
-        return None, str(getattr(cause, "message", None) or cause)
+    loop = asyncio.get_running_loop()
+    silent_since: float | None = None
+    while True:
+        asked_at = loop.time()
+        try:
+            return await handle.result(), None
+        except WorkflowFailureError as error:
+            return _from_failure(error)
+        except RPCError as error:
+            if error.status not in _AWAY:
+                raise
+            if silent_since is None or loop.time() - asked_at > _ANSWERED_S:
+                silent_since = loop.time()
+            if loop.time() - silent_since >= patience_s:
+                raise
+            await asyncio.sleep(1)
+
+
+def _from_failure(error: WorkflowFailureError) -> tuple[RolloutResult | None, str | None]:
+    cause = error.cause
+    if isinstance(cause, ApplicationError):
+        for detail in cause.details:
+            if isinstance(detail, dict) and "executions" in detail:
+                return RolloutResult.model_validate(detail), cause.message
+    return None, str(getattr(cause, "message", None) or cause)
 
 
 async def execution_view(client: Client, execution_id: str) -> ExecutionView | None:

@@ -238,6 +238,17 @@ def test_without_display_packages_the_demo_says_what_to_install(machine, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_killed_server_is_started_again_and_the_rollout_goes_on(machine):
+    demo = machine.start("demo", *SHORT, "--json")
+    machine.wait_for_a_ready_desktop()
+    os.kill(machine.registry.find("temporal").pid, signal.SIGKILL)
+    out, _ = demo.communicate(timeout=300)
+    assert demo.returncode == ExitCode.OK, out
+    (rollout,) = json.loads(out[out.index("{") :])["rollouts"]
+    assert rollout["result"]["outcome"]["score"] == 1.0
+
+
+@pytest.mark.slow
 def test_up_starts_again_what_is_killed_until_down(machine):
     up = machine.run("up", "--json")
     assert up.returncode == ExitCode.OK, up.stderr
