@@ -356,7 +356,7 @@ async def test_an_oversize_request_is_refused_with_its_size_before_anything_star
         await submit(temporal_env.client, make_request(task=Task.from_document(document, "os")))
 
 
-async def test_a_hundred_failed_executions_fit_into_one_result(temporal_env, make_request):
+async def test_failed_executions_are_listed_without_their_details(temporal_env, make_request):
     script = Script()
 
     def fail_at_length(_step):
@@ -369,11 +369,11 @@ async def test_a_hundred_failed_executions_fit_into_one_result(temporal_env, mak
 
     script.provision = fail_at_length
     async with world(temporal_env, script) as start:
-        request = make_request({"limits": {"max_executions": 30}})
+        request = make_request({"limits": {"max_executions": 8}})
         error, result = await failed_result(await start(request, Timing(retry_pause_s=0)))
         assert error.type == "prepare_failed"
-        assert len(result.executions) == 30
-        assert len(result.model_dump_json()) < 100_000
+        assert len(result.executions) == 8
+        assert len(result.model_dump_json()) < 30_000
 
 
 def test_a_reply_with_more_actions_than_a_turn_holds_is_a_parse_failure(reply_record):
