@@ -11,8 +11,10 @@ RUN apt-get update -q \
     && sed 's/#.*//' deploy/apt-packages.txt osworld_rollouts/desktops/local/packages.txt | xargs apt-get install -q -y --no-install-recommends \
     && rm -rf /var/lib/apt/lists/*
 
-COPY requirements/lock.txt requirements/
-RUN python3 -m venv .venv && .venv/bin/pip install --quiet --no-cache-dir --no-deps --require-hashes -r requirements/lock.txt
+COPY requirements requirements
+RUN python3 -m venv .venv \
+    && .venv/bin/pip install --quiet --no-cache-dir --no-deps --require-hashes -r requirements/uv.txt \
+    && .venv/bin/uv pip install --quiet --no-cache --python .venv/bin/python --no-deps --require-hashes --compile-bytecode -r requirements/lock.txt
 
 COPY LICENSE README.md pyproject.toml worker.py ./
 COPY workflows workflows
