@@ -16,7 +16,7 @@ from osworld_rollouts.adapters.registry import AdapterError, load_adapter
 from osworld_rollouts.contracts._base import canonical_json
 from osworld_rollouts.contracts.evidence import ExecutionStarted, Terminated
 from osworld_rollouts.contracts.outcome import OutcomeKind
-from osworld_rollouts.contracts.request import History, Rollout
+from osworld_rollouts.contracts.request import History, ParsePolicy, Rollout
 from osworld_rollouts.contracts.steps import Opened, OpenExecution, Sealed, SealExecution
 from osworld_rollouts.evidence import chain, index, transcript
 from osworld_rollouts.provenance import provenance
@@ -88,6 +88,7 @@ class EvidenceActivities:
                 remedy="install that version on the worker, or leave the version out",
             )
         record = ExecutionStarted(
+        policy = _parse_policy(rollout, adapter)
             execution_id=step.execution_id,
             index=0,
             previous=None,
@@ -105,6 +106,7 @@ class EvidenceActivities:
             history=history.name or "none",
             history_params=history.params,
             provenance={
+            parse_policy=policy,
                 **provenance(),
                 "temporal_server": self._server_version,
                 "prompt_sha256": identity.prompt_sha256,
@@ -113,7 +115,9 @@ class EvidenceActivities:
             },
         )
         head = chain.append(self._store, None, record)
-        return Opened(head=head, history_name=history.name or "none", history_params=history.params)
+        return Opened(
+            head=head, history_name=history.name or "none", history_params=history.params, parse_policy=policy
+        )
 
     @activity.defn(name="seal_execution")
     async def seal_execution(self, step: SealExecution) -> Sealed:
@@ -175,3 +179,13 @@ def _adapter(rollout: Rollout) -> ModelAdapter:
         raise failure(
             OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`"
         ) from error
+def _parse_policy(rollout: Rollout, adapter: ModelAdapter) -> ParsePolicy:
+    """What follows an unreadable reply: as asked, else the adapter's default; with the temperature of further calls worked out."""
+    policy = rollout.parse_policy or adapter.parse_policy_default()
+    least = policy.resample_temperature_min
+    own = resolve_sampling(rollout.sampling, adapter.sampling_defaults(), policy.resample_temperature).temperature
+    if least is None or own is None or own >= least:
+        return policy
+    return policy.model_copy(update={"resample_temperature": least})
+
+

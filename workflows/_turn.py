@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from osworld_rollouts.contracts.execution import ExecutionState, OperationTrace, TurnSummary
     from osworld_rollouts.contracts.identity import turn_operation_id
     from osworld_rollouts.contracts.outcome import Cause, OutcomeKind
-    from osworld_rollouts.contracts.request import History
+    from osworld_rollouts.contracts.request import History, ParsePolicy
 
 from workflows._failures import ExecutionFailed, needs_recovery, observation_failed
 
@@ -37,6 +37,7 @@ class Turns:
     head: str
     next_seq: int
     history: History
+    parse_policy: ParsePolicy
     window: steps.HistoryWindow
     deadline_at: datetime
     turn: int = 0
@@ -49,15 +50,22 @@ class Turns:
 
     @classmethod
     def first(
-        cls, execution: ExecutionWorkflow, lease: Lease, prepared: steps.Prepared, history: History, deadline: datetime
+        cls,
+        execution: ExecutionWorkflow,
+        lease: Lease,
+        opened: steps.Opened,
+        prepared: steps.Prepared,
+        deadline: datetime,
     ) -> Turns:
         """Before turn 0."""
+        history = History(name=opened.history_name, params=opened.history_params)
         return cls(
             execution=execution,
             lease=lease,
             head=prepared.head,
             next_seq=prepared.next_seq,
             history=history,
+            parse_policy=_parse_policy(execution, opened.parse_policy),
             window=policies.initial_window(history),
             deadline_at=deadline,
         )
@@ -71,6 +79,7 @@ class Turns:
             head=state.head,
             next_seq=state.next_seq,
             history=state.history,
+            parse_policy=_parse_policy(execution, state.parse_policy),
             window=state.window,
             deadline_at=state.deadline_at,
             turn=state.turn,
@@ -88,6 +97,7 @@ class Turns:
             turn=self.turn,
             window=self.window,
             history=self.history,
+            parse_policy=self.parse_policy,
             failed_turns=self.failed_turns,
             violations=self.violations,
             deadline_at=self.deadline_at,
@@ -107,7 +117,7 @@ class Turns:
             await self._gate()
             facts = outcomes.EpisodeFacts(
                 turns_used_up=self.turn >= rollout.max_turns,
-                invalid_replies=self.failed_turns >= rollout.parse_policy.max_failed_turns,
+                invalid_replies=self.failed_turns >= self.parse_policy.max_failed_turns,
                 deadline=workflow.now() >= self.deadline_at,
                 operator_stop=self.execution.stop_requested,
             )
@@ -141,10 +151,9 @@ class Turns:
         self.phase = "acting"
         if reply is None:
             return outcomes.EpisodeFacts(overflow=True)
-        policy = self.execution.start.rollout.request.rollout.parse_policy
         if reply.failure is not None:
             self.failed_turns += 1
-            if policy.on_failure == "stop":
+            if self.parse_policy.on_failure == "stop":
                 self._note(reply)
                 self.turn += 1
                 return outcomes.EpisodeFacts(invalid_replies=True)
@@ -165,7 +174,7 @@ class Turns:
     async def _ask(self) -> steps.ModelReply | None:
         """Model calls of this turn: the first, resamples, and with fewer images after an overflow. None: it never fits."""
         start = self.execution.start
-        policy = start.rollout.request.rollout.parse_policy
+        policy = self.parse_policy
         resamples = policy.resamples if policy.on_failure in {"resample", "feedback"} else 0
         call, resampled = 0, 0
         while True:
@@ -304,3 +313,8 @@ class Turns:
         self.recent = (*self.recent[-2:], TurnSummary(turn=self.turn, actions=words[:160], note=note))
         workflow.upsert_search_attributes([temporal.TURN.value_set(self.turn + 1)])
         self.execution.refresh()
+
+
+def _parse_policy(execution: ExecutionWorkflow, resolved: ParsePolicy | None) -> ParsePolicy:
+    """What was resolved when the execution was opened; in executions from before that was carried, what the request says."""
+    return resolved or execution.start.rollout.request.rollout.parse_policy or ParsePolicy()

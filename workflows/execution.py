@@ -21,7 +21,6 @@ with workflow.unsafe.imports_passed_through():
         OperationTrace,
     )
     from osworld_rollouts.contracts.outcome import Cause, ExecutionResult, Outcome, OutcomeKind
-    from osworld_rollouts.contracts.request import History
 
 from workflows._control import Control
 from workflows._details import execution_details
@@ -111,8 +110,7 @@ class ExecutionWorkflow(Control):
             task.task_id,
         )
         self._head = prepared.head
-        history = History(name=opened.history_name, params=opened.history_params)
-        return self._take_turns(Turns.first(self, lease, prepared, history, deadline))
+        return self._take_turns(Turns.first(self, lease, opened, prepared, deadline))
 
     async def _resume(self, state: ExecutionState) -> Turns:
         self._head, self._lease = state.head, state.lease

@@ -120,8 +120,8 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         return History(name="fixed", params={"keep_images": 3})
 
     def parse_policy_default(self) -> ParsePolicy:
-        """NeMo Gym's: five samples of the same prompt, then the rollout stops."""
-        return ParsePolicy(on_failure="resample", resamples=4, max_failed_turns=1)
+        """NeMo Gym's: five samples of the same prompt, the later ones not colder than 0.2, then the rollout stops."""
+        return ParsePolicy(on_failure="resample", resamples=4, resample_temperature_min=0.2, max_failed_turns=1)
 
     def prompts(self) -> dict[str, str]:
         """Every text of the contract."""

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from osworld_rollouts.adapters.registry import adapter_names
+from osworld_rollouts.adapters.registry import AdapterError, adapter_names, load_adapter
 from osworld_rollouts.console.errors import ConsoleError
 from osworld_rollouts.contracts.desktop import DesktopSpec
-from osworld_rollouts.contracts.request import Adapter, History, Limits, Model, Rollout, RolloutRequest, Sampling
+from osworld_rollouts.contracts.request import (
+    Adapter,
+    History,
+    Limits,
+    Model,
+    ParsePolicy,
+    Rollout,
+    RolloutRequest,
+    Sampling,
+)
 from osworld_rollouts.desktops.registry import provider_names
 from osworld_rollouts.history import POLICY_NAMES
 
@@ -90,6 +99,12 @@ class AgentOptions:
         Which earlier turns the model sees; the adapter's own choice by default.
     history_option
         A parameter of the history policy as name=value; may be repeated.
+    parse_policy
+        What follows a reply that holds no action: noop (the turn is used up), resample, feedback (resample, the error shown to
+        the model) or stop; the adapter's own choice by default, as `rollouts adapters show` prints it.
+    parse_policy_option
+        A detail of that policy as name=value: resamples, max_failed_turns, resample_temperature, resample_temperature_min. May be
+        repeated; without --parse-policy it changes the adapter's own choice.
     max_turns
         The horizon.
     provider
@@ -102,6 +117,8 @@ class AgentOptions:
     adapter_option: tuple[str, ...] = ()
     history: str | None = None
     history_option: tuple[str, ...] = ()
+    parse_policy: Literal["noop", "resample", "feedback", "stop"] | None = None
+    parse_policy_option: tuple[str, ...] = ()
     max_turns: int = 15
     provider: str = "local"
     evidence: Literal["semantic", "exact"] = "semantic"
@@ -159,6 +176,7 @@ def build_requests(
     served, sampling = model.contract(), model.sampling()
     adapter = Adapter(name=agent.adapter, options=pairs(agent.adapter_option, "--adapter-option"))
     history = History(name=agent.history, params=pairs(agent.history_option, "--history-option"))
+    parse_policy = _parse_policy(agent, adapter)
     labels = {name: str(value) for name, value in pairs(schedule.label, "--label", plain=True).items()}
     limits = Limits(max_executions=schedule.max_executions, execution_s=schedule.execution_limit_s)
     return [
@@ -168,6 +186,7 @@ def build_requests(
                 model=served,
                 adapter=adapter,
                 history=history,
+                parse_policy=parse_policy,
                 sampling=sampling,
                 max_turns=agent.max_turns,
                 desktop=DesktopSpec(provider=agent.provider),
@@ -183,6 +202,20 @@ def build_requests(
         for sample in range(schedule.first_sample, schedule.first_sample + schedule.samples)
         for task in tasks
     ]
+
+
+def _parse_policy(agent: AgentOptions, adapter: Adapter) -> ParsePolicy | None:
+    """The policy that was asked for; None leaves it to the adapter that the worker has."""
+    details = pairs(agent.parse_policy_option, "--parse-policy-option")
+    if agent.parse_policy is not None:
+        return ParsePolicy.model_validate({"on_failure": agent.parse_policy, **details})
+    if not details:
+        return None
+    try:
+        default = load_adapter(adapter.name, dict(adapter.options)).parse_policy_default()
+    except AdapterError as error:
+        raise ConsoleError(str(error)) from error
+    return ParsePolicy.model_validate({**default.model_dump(), **details})
 
 
 def _known(flag: str, name: str, names: Iterable[str]) -> None:

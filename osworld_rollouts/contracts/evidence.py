@@ -16,6 +16,7 @@ from osworld_rollouts.contracts.action import Action
 from osworld_rollouts.contracts.desktop import Lease, MediaRef, Observation
 from osworld_rollouts.contracts.identity import Sha256
 from osworld_rollouts.contracts.outcome import Outcome
+from osworld_rollouts.contracts.request import ParsePolicy
 from osworld_rollouts.contracts.steps import HistoryWindow, OperationOutcome, ParseFailure, RecoveredOperation
 
 SCHEMA_VERSION = 1
@@ -45,6 +46,10 @@ class ExecutionStarted(_Record):
     adapter_version: str
     history: str
     history_params: dict[str, JsonValue]
+    parse_policy: ParsePolicy | None = Field(
+        default=None,
+        description="as resolved, with the temperature of resamples; None: the record is older than this field",
+    )
     provenance: dict[str, JsonValue]
 
 

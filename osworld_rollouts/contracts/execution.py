@@ -9,7 +9,7 @@ from pydantic import Field
 from osworld_rollouts.contracts._base import Contract
 from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.outcome import ExecutionResult
-from osworld_rollouts.contracts.request import History, RolloutRequest
+from osworld_rollouts.contracts.request import History, ParsePolicy, RolloutRequest
 from osworld_rollouts.contracts.steps import HistoryWindow
 from osworld_rollouts.contracts.timing import Timing
 
@@ -40,6 +40,7 @@ class ExecutionState(Contract):
     turn: int
     window: HistoryWindow
     history: History
+    parse_policy: ParsePolicy | None = None
     failed_turns: int = 0
     violations: int = 0
     deadline_at: datetime

@@ -95,6 +95,9 @@ class ParsePolicy(Contract):
         default=5, ge=0, le=20, description="further calls within one turn, for resample and feedback"
     )
     resample_temperature: float | None = Field(default=None, ge=0, le=2, description="None: the request's temperature")
+    resample_temperature_min: float | None = Field(
+        default=None, ge=0, le=2, description="a request's temperature below this is raised to it for further calls"
+    )
     max_failed_turns: int = Field(
         default=3, ge=1, description="consecutive turns without an action before the rollout stops"
     )
@@ -131,7 +134,7 @@ class Rollout(Contract):
     model: Model
     adapter: Adapter = Adapter()
     history: History = History()
-    parse_policy: ParsePolicy = ParsePolicy()
+    parse_policy: ParsePolicy | None = Field(default=None, description="None: the adapter's default, as recorded")
     sampling: Sampling = Sampling()
     max_turns: int = Field(default=15, ge=1, le=10_000, description="model calls that may lead to actions: the horizon")
     desktop: DesktopSpec = DesktopSpec()

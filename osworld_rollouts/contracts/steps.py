@@ -13,7 +13,7 @@ from osworld_rollouts.contracts._base import Contract
 from osworld_rollouts.contracts.desktop import DesktopSpec, Lease, LeaseOwner
 from osworld_rollouts.contracts.identity import Sha256
 from osworld_rollouts.contracts.outcome import Outcome
-from osworld_rollouts.contracts.request import RolloutRequest
+from osworld_rollouts.contracts.request import ParsePolicy, RolloutRequest
 
 
 class OpenExecution(Contract):
@@ -27,11 +27,14 @@ class OpenExecution(Contract):
 
 
 class Opened(Contract):
-    """The chain begins. `history_name` and `history_params` are the adapter's default where the request named none."""
+    """The chain begins. History and parse policy are the adapter's defaults where the request named none."""
 
     head: Sha256
     history_name: str
     history_params: dict[str, JsonValue]
+    parse_policy: ParsePolicy | None = Field(
+        default=None, description="None: opened before it was resolved here; what the request says holds"
+    )
 
 
 class ProvisionDesktop(Contract):

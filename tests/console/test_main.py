@@ -77,6 +77,9 @@ def run(capsys, *arguments):
         ([*SUBMIT, "--adapter", "x"], ExitCode.USAGE, "there are: "),
         ([*SUBMIT, "--provider", "locl"], ExitCode.USAGE, "did you mean local?"),
         ([*SUBMIT, "--history", "x"], ExitCode.USAGE, "--history 'x' is unknown"),
+        ([*SUBMIT, "--parse-policy", "x"], ExitCode.USAGE, "noop"),
+        ([*SUBMIT, "--parse-policy-option", "resamples=99"], ExitCode.USAGE, "resamples"),
+        ([*SUBMIT, "--parse-policy-option", "resample=1"], ExitCode.USAGE, "resample"),
         (["submit", "--request", "absent.json"], ExitCode.USAGE, "absent.json"),
         (["submit", "text-edit-save", "--model", "m", "--base-url", "http://x"], ExitCode.UNREACHABLE, "rollouts up"),
         (["list"], ExitCode.UNREACHABLE, NOWHERE),
@@ -252,6 +255,26 @@ def test_a_console_needs_none_of_a_workers_packages(arguments, code):
     assert done.returncode == code, done.stderr
     assert "blocked" not in done.stderr
     assert "unexpected" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ((), None),
+        (("--parse-policy", "stop"), {"on_failure": "stop", "resamples": 5}),
+        (("--parse-policy", "feedback", "--parse-policy-option", "resamples=2"), {"on_failure": "feedback", "resamples": 2}),
+        (
+            ("--adapter", "ui_tars", "--parse-policy-option", "max_failed_turns=4"),
+            {"on_failure": "resample", "resamples": 2, "resample_temperature": 1.0, "max_failed_turns": 4},
+        ),
+    ],
+)  # fmt: skip
+def test_the_parse_policy_is_the_adapters_unless_it_is_named(capsys, options, policy):
+    code, out, _ = run(capsys, *SUBMIT, *options, "--dry-run", "--json")
+    assert code == 0
+    (rollout,) = json.loads(out)["rollouts"]
+    found = rollout["request"]["rollout"]["parse_policy"]
+    assert found == policy if policy is None else policy.items() <= found.items()
 
 
 @pytest.mark.parametrize("_attempt", range(5))

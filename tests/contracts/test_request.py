@@ -6,7 +6,15 @@ import pytest
 from pydantic import ValidationError
 
 from osworld_rollouts.contracts.identity import execution_id, split_execution_id
-from osworld_rollouts.contracts.request import Model, Rollout, RolloutRequest, Sampling, Task, differing_fields
+from osworld_rollouts.contracts.request import (
+    Model,
+    ParsePolicy,
+    Rollout,
+    RolloutRequest,
+    Sampling,
+    Task,
+    differing_fields,
+)
 
 DOCUMENT = {"id": "t-1", "instruction": "Do it", "config": [], "evaluator": {"func": "infeasible"}}
 
@@ -34,6 +42,13 @@ def test_digest_ignores_scheduling_and_sees_meaning():
     assert base.request_digest() == same.request_digest()
     other = RolloutRequest(rollout=rollout(sampling=Sampling(temperature=0.5)), campaign_id="c")
     assert base.request_digest() != other.request_digest()
+
+
+def test_leaving_the_parse_policy_to_the_adapter_is_another_request_than_naming_one():
+    left, named = rollout(), rollout(parse_policy=ParsePolicy())
+    assert left.digest() != named.digest()
+    assert differing_fields(left, named) == ["parse_policy"]
+    assert rollout(parse_policy=None).digest() == left.digest()
 
 
 def test_digest_survives_the_wire():

@@ -17,6 +17,7 @@ from osworld_rollouts.contracts import steps
 from osworld_rollouts.contracts.action import Action, Click, Done, Point, describe
 from osworld_rollouts.contracts.desktop import Lease
 from osworld_rollouts.contracts.outcome import OutcomeKind
+from osworld_rollouts.contracts.request import ParsePolicy
 
 CLICK = Click(point=Point(x=640, y=380))
 DONE = Done()
@@ -50,6 +51,7 @@ class Script:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
+        self.parse_policy: ParsePolicy | None = None
         self.model: Callable[[steps.CallModel], steps.ModelReply] = replying([CLICK], [DONE])
         self.perform: Callable[[steps.PerformOperation], steps.Performed | None] = lambda _step: None
         self.recover: Callable[[steps.RecoverOperation], str] = lambda _step: "finished"
@@ -66,7 +68,12 @@ class Script:
         @activity.defn
         async def open_execution(step: steps.OpenExecution) -> steps.Opened:
             calls.append(("open_execution", step))
-            return steps.Opened(head=sha(step.execution_id), history_name="fixed", history_params={"keep_images": 3})
+            return steps.Opened(
+                head=sha(step.execution_id),
+                history_name="fixed",
+                history_params={"keep_images": 3},
+                parse_policy=self.parse_policy,
+            )
 
         @activity.defn
         async def provision_desktop(step: steps.ProvisionDesktop) -> Lease:

@@ -249,6 +249,28 @@ async def test_replies_without_actions_are_scored_as_the_desktop_stands(
         assert any(step.feedback for step in script.named("call_model")) is (policy == "feedback")
 
 
+@pytest.mark.parametrize(
+    ("asked", "resolved", "calls"),
+    [
+        (None, ParsePolicy(on_failure="resample", resamples=2, resample_temperature=0.4, max_failed_turns=1), 3),
+        (ParsePolicy(max_failed_turns=2), None, 2),  # opened by a worker that did not resolve it yet
+        (None, None, 3),
+    ],
+)
+async def test_the_parse_policy_is_the_one_the_execution_was_opened_with(
+    temporal_env, make_request, asked, resolved, calls
+):
+    script = Script()
+    script.parse_policy = resolved
+    script.model = replying(ParseFailure(kind="empty", message="the reply is empty"))
+    async with world(temporal_env, script) as start:
+        result = await (await start(make_request(parse_policy=asked))).handle.result()
+        assert result.outcome.kind is OutcomeKind.POLICY_RESPONSE_INVALID
+        asks = script.named("call_model")
+        assert len(asks) == calls
+        assert [step.temperature for step in asks] == ([None, 0.4, 0.4] if resolved else [None] * calls)
+
+
 async def test_overflow_drops_images_until_none_can_go(temporal_env, make_request):
     script = Script()
     script.model = lambda step: replying("overflow" if step.turn >= 2 else [CLICK])(step)
@@ -302,7 +324,8 @@ async def test_cancel_tears_down_and_seals(temporal_env, make_request):
 
 async def test_continue_as_new_goes_on_at_the_same_turn_on_the_same_desktop(temporal_env, make_request):
     script = Script()
-    script.model = replying([CLICK])
+    script.parse_policy = ParsePolicy(on_failure="resample", resamples=1)
+    script.model = replying(*[[CLICK]] * 19, ParseFailure(kind="empty", message="the reply is empty"))
     queue = f"q-{uuid.uuid4().hex[:8]}"
     async with Worker(
         temporal_env.client, task_queue=queue, workflows=[ExecutionWorkflow], activities=script.activities()
@@ -325,9 +348,9 @@ async def test_continue_as_new_goes_on_at_the_same_turn_on_the_same_desktop(temp
         assert (result.outcome.kind, result.outcome.turns) == (OutcomeKind.HORIZON_REACHED, 20)
         assert result.run_id != handle.first_execution_run_id
         assert len(script.named("provision_desktop")) == 1
-        assert [step.turn for step in script.named("call_model")] == list(range(20))
+        assert [step.turn for step in script.named("call_model")] == [*range(20), 19]  # resampled, as it was opened
         seqs = [item.seq for step in script.named("perform_operation") for item in step.operations]
-        assert seqs == list(range(3, 23))
+        assert seqs == list(range(3, 22))
 
 
 async def test_same_id_same_request_is_found_and_a_different_one_refused(temporal_env, make_request):
