@@ -111,6 +111,12 @@ async def _host(settings: Settings) -> tuple[DesktopHost, OSWorldEvaluator]:
         cleanup=lambda lease_id: remove_work_dir(work, lease_id),
         provider_settings=settings.provider_settings(),
     )
+    most = None if settings.attached else await host.most("local")
+    if most is not None and most < host.capacity:
+        log.warning(
+            "fewer desktops than configured", capacity=most, configured=host.capacity, cause="no user namespaces"
+        )
+        host.capacity = most
     evaluator = OSWorldEvaluator(state_dir=settings.state_dir)
     await evaluator.start()
     return host, evaluator

@@ -129,8 +129,8 @@ async def end_campaign(client: Client, campaign: str) -> int:
     return len(running)
 
 
-async def missing_for_desktops(settings: Settings) -> None:
-    """Look before anything is started whether this machine can hold a local desktop.
+async def missing_for_desktops(settings: Settings) -> list[str]:
+    """Look before anything is started whether this machine can hold a local desktop; returns what is merely worth knowing.
 
     Raises:
         ConsoleError: it cannot; the remedy is the command that installs what is missing.
@@ -147,3 +147,4 @@ async def missing_for_desktops(settings: Settings) -> None:
     for problem in problems:
         if problem.fatal:
             raise ConsoleError(problem.message, remedy=problem.remedy, code=ExitCode.ENVIRONMENT)
+    return [f"{problem.message}; to change it: {problem.remedy}" for problem in problems]

@@ -114,7 +114,7 @@ def demo(
 
 async def _demo(plan: _Plan, settings: Settings, registry: Registry, out: Output) -> int:
     with _status(out) as say:
-        await missing_for_desktops(settings)
+        worth_knowing = await missing_for_desktops(settings)
         services = await start_services(settings, registry, say, worker_dies_with_us=True)
         noted = Campaign(registry)
         await _end_abandoned(services, noted, say)
@@ -123,6 +123,8 @@ async def _demo(plan: _Plan, settings: Settings, registry: Registry, out: Output
             say("scripted policy")
             _, base_url = await start_policy(registry)
     requests = _requests(plan, base_url)
+    for words in worth_knowing:
+        out.note(words, style=STYLES["waiting"])
     _introduce(plan, services, out)
     noted.begin(requests[0].campaign_id)
     try:

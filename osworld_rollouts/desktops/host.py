@@ -74,6 +74,11 @@ class DesktopHost:
             )
         return self._providers[name]
 
+    async def most(self, provider: str) -> int | None:
+        """How many desktops of this provider fit on this machine for a reason that is not its size; None: no such reason."""
+        most = getattr(self.provider(provider), "most", None)
+        return None if most is None else await asyncio.to_thread(most)
+
     async def provision(self, spec: DesktopSpec, lease_id: str, owner: LeaseOwner, ttl_s: float) -> Lease:
         """Make or adopt the desktop of a lease. Raises as `DesktopProvider.create`."""
         del ttl_s  # the host's own setting decides how long an unattended desktop lives

@@ -54,7 +54,7 @@ async def machine(record, *, timeout: float = 120.0, port: int | None = None):
     sockets = record.endpoints.server.parent
     inside = Path("/run/guest/sock") if record.tier == "bubblewrap" else sockets
     home = record.state_dir / "home"
-    home_inside = Path("/home/user") if record.tier == "bubblewrap" else home
+    home_inside = Path("/home/user")
     name = f"stock{next(_numbers)}"
     settings = {
         "upstream": str(inside / "server.sock"),

@@ -19,7 +19,7 @@ import pytest
 from osworld_rollouts.desktops._provider import DesktopLost, DesktopNotReady, DesktopProvider, DesktopUnavailable
 from osworld_rollouts.desktops.guest_client import GuestClient, Operation
 from osworld_rollouts.desktops.lease_registry import LeaseRegistry
-from osworld_rollouts.desktops.local import LocalDesktopProvider, processes
+from osworld_rollouts.desktops.local import LocalDesktopProvider, home_link, processes
 from osworld_rollouts.desktops.registry import create_provider, provider_names
 from tests.desktops import rig
 
@@ -60,6 +60,8 @@ async def test_life_of_a_desktop(lease, tier):
         await guest.setup("launch", {"command": ["mousepad"]})
         await guest.setup("activate_window", {"window_name": "Mousepad"})
         display = (await guest.execute(["printenv", "DISPLAY"])).output.strip()
+        await guest.execute(["sh", "-c", "echo mine > /home/user/file"])
+    assert (record.state_dir / "home" / "file").read_text() == "mine\n"
     everything = processes.tree(record.marker)
     assert len(everything) > 10
     await maker.destroy(lease)
@@ -73,8 +75,25 @@ async def test_life_of_a_desktop(lease, tier):
         number = display.removeprefix(":")
         assert not Path(f"/tmp/.X{number}-lock").exists()
         assert not Path(f"/tmp/.X11-unix/X{number}").exists()
+        assert not home_link.LINK.is_symlink()
     assert await maker.adopt(lease) is None
     await maker.destroy(lease)
+
+
+async def test_plain_processes_take_turns(lease):
+    """They share the machine's /home/user and its ports, so there is one desktop at a time."""
+    maker = rig.provider(tier="process")
+    assert (maker.most(), rig.provider(tier="bubblewrap").most()) == (1, None)
+    await maker.create(rig.spec(), lease, rig.owner())
+    second = rig.new_lease()
+    with pytest.raises(DesktopUnavailable, match="one desktop at a time"):
+        await maker.create(rig.spec(), second, rig.owner())
+    assert [record.lease_id for record in await maker.list() if record.lease_id in (lease, second)] == [lease]
+    await maker.destroy(lease)
+    try:
+        await maker.create(rig.spec(), second, rig.owner())
+    finally:
+        await maker.destroy(second)
 
 
 async def test_a_second_create_adopts(lease):

@@ -25,7 +25,7 @@ from osworld_rollouts.desktops._provider import (
 )
 from osworld_rollouts.desktops.guest_client import GuestClient, GuestError
 from osworld_rollouts.desktops.lease_registry import LeaseRegistry
-from osworld_rollouts.desktops.local import assets, home, packages, processes
+from osworld_rollouts.desktops.local import assets, home, home_link, packages, processes
 from osworld_rollouts.desktops.local.confinement import Confinement, choose
 from osworld_rollouts.desktops.local.sandbox import Layout, command, environment, session_settings
 from osworld_rollouts.desktops.png_check import png_fault
@@ -37,6 +37,10 @@ READY_TIMEOUT_S = 60.0
 LEASE_TTL = timedelta(hours=12)
 ALIVE_CHECK_S = 1.0
 LOG_TAIL = 600
+SANDBOX_REMEDY = (
+    "install bubblewrap and allow user namespaces (in a container: --security-opt seccomp=unconfined --security-opt "
+    "systempaths=unconfined; on Ubuntu 24.04: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
+)
 
 
 class LocalDesktopProvider:
@@ -64,6 +68,10 @@ class LocalDesktopProvider:
         self._lease_ttl = lease_ttl
         self._registry = LeaseRegistry(self._root / "desktops")
         self._identity: str | None = None
+
+    def most(self) -> int | None:
+        """How many desktops this machine can hold at once, if something other than its size decides: one of plain processes."""
+        return 1 if choose(self._tier_wanted, self._root, 0).tier == "process" else None
 
     async def preflight(self) -> list[Problem]:
         """What is missing on this machine, each with the command that puts it right."""
@@ -115,11 +123,18 @@ class LocalDesktopProvider:
             found.append(
                 Problem(
                     subject="sandbox",
-                    message=f"{confinement.fault}; desktops run as plain processes of this machine: no isolation (a task's "
-                    "`pkill chrome` also ends your own browser), a home folder that is not /home/user, and one Chrome debugging port for all",
-                    remedy="install bubblewrap and allow unprivileged user namespaces (in a container: "
-                    "--security-opt seccomp=unconfined), or keep this for a first try only",
+                    message=f"{confinement.fault}; desktops run as plain processes of this machine, one at a time: no isolation (a task's "
+                    "`pkill chrome` also ends your own browser)",
+                    remedy=f"{SANDBOX_REMEDY}, or keep this for a first try only",
                     fatal=self._tier_wanted == "bubblewrap",
+                )
+            )
+        if confinement.tier == "process" and (fault := home_link.fault()):
+            found.append(
+                Problem(
+                    subject="home",
+                    message=f"{confinement.fault or 'desktops run as plain processes'}; {fault}, and tasks name files below it",
+                    remedy=f"{SANDBOX_REMEDY}, or run as root in a container of its own",
                 )
             )
         return found
@@ -138,6 +153,7 @@ class LocalDesktopProvider:
                     )
                 if known is not None:
                     processes.end(known.marker, sandboxed=known.tier == "bubblewrap")
+                    home_link.release(folder / "home")
                 self._registry.remove(folder)
                 return self._make(spec, lease_id, owner, identity, folder)
         except OSError as error:
@@ -189,6 +205,8 @@ class LocalDesktopProvider:
         )
         # The record comes before the process: whatever runs can be found again.
         self._registry.write(record)
+        if confinement.tier == "process":
+            self._hold_home(folder)
         home.fill_home(folder / "home")
         home.fill_etc(folder / "etc", record.marker)
         for name in ("sock", "ledger", "log", "run", "tmp"):
@@ -197,6 +215,13 @@ class LocalDesktopProvider:
             confinement.own(folder / name)
         self._spawn(record, layout, confinement)
         return record
+
+    def _hold_home(self, folder: Path) -> None:
+        try:
+            home_link.hold(folder / "home")
+        except DesktopUnavailable:
+            self._registry.remove(folder)
+            raise
 
     def _spawn(self, record: DesktopRecord, layout: Layout, confinement: Confinement) -> None:
         network = record.spec.network
@@ -279,6 +304,7 @@ class LocalDesktopProvider:
             record = self._registry.read(lease_id)
             if record is not None:
                 processes.end(record.marker, sandboxed=record.tier == "bubblewrap")
+                home_link.release(folder / "home")
             self._registry.remove(folder)
 
 

@@ -125,10 +125,9 @@ def session_settings(
 def environment(tier: Tier, layout: Layout) -> dict[str, str]:
     """The environment every program of the desktop starts with; nothing of the worker's own."""
     own = tier == "bubblewrap"
-    home = HOME if own else str(layout.desktop / "home")
     programs = "/usr/local/bin" if own else str(layout.programs)
     values = {
-        "HOME": home,
+        "HOME": HOME,
         "USER": USER,
         "LOGNAME": USER,
         "SHELL": "/bin/bash",
