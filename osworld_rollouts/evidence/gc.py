@@ -1,8 +1,9 @@
 """Removing what no kept execution reaches, and counting what there is.
 
-What may still be needed is kept: every blob younger than the grace period (a running execution's evidence is only pointed to by
-Temporal until it is sealed), everything that a kept execution's chain names or may name, and the journal of calls whose
-execution is not sealed. If any kept chain cannot be read to its start, nothing is removed.
+What may still be needed is kept: everything that a kept execution's chain names or may name, the journal of calls whose execution
+is not sealed, and every blob younger than the grace period, because a step stores blobs before a record names them. The chains of
+running executions are known to Temporal only (`unsealed.py` asks it); without their heads the grace period is all that protects
+them. If any kept chain cannot be read to its start, nothing is removed.
 """
 
 from __future__ import annotations

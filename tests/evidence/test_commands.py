@@ -46,12 +46,28 @@ def test_store_stats_and_gc(cli, store):
     assert (code, said["executions"], said["turns"], said["campaigns"]) == (0, 1, 3, {"camp": 1})
     assert "screenshots" in cli("store", "stats")[1]
     before = len(list(store.blobs()))
-    code, said, _ = cli("store", "gc", "--forget", "camp", "--days", "0", "--json")
-    assert (code, said["dry_run"], said["removed_blobs"]) == (0, True, before)
-    assert "nothing was removed; add --delete" in cli("store", "gc", "--forget", "camp", "--days", "0")[1]
+    offline = ("store", "gc", "--offline", "--forget", "camp", "--days", "0")
+    code, said, _ = cli(*offline, "--json")
+    assert (code, said["dry_run"], said["temporal_asked"], said["removed_blobs"]) == (0, True, False, before)
+    assert "nothing was removed; add --delete" in cli(*offline)[1]
+    assert "Temporal was not asked" in cli(*offline)[1]
     assert len(list(store.blobs())) == before
-    assert cli("store", "gc", "--forget", "camp", "--days", "0", "--delete")[0] == 0
+    assert cli(*offline, "--delete")[0] == 0
     assert list(store.blobs()) == []
+
+
+def test_gc_without_temporal_removes_nothing_unless_told_to_go_by_age(cli, store, monkeypatch):
+    monkeypatch.setenv("ROLLOUTS_TEMPORAL__ADDRESS", "127.0.0.1:9")
+    monkeypatch.setenv("ROLLOUTS_TEMPORAL__CONNECT_TIMEOUT_S", "1")
+    store.put(b"orphan")
+    for more in ((), ("--delete", "--days", "0")):
+        code, shown, error = cli("store", "gc", *more)
+        assert (code, shown) == (5, "")
+        assert "127.0.0.1:9" in error
+        assert "--offline" in error
+        assert len(error.strip().splitlines()) == 1
+    assert len(list(store.blobs())) == 1
+    assert cli("store", "gc", "--offline", "--days", "-1")[0] == 2
 
 
 def test_verify_offline(cli, store):
