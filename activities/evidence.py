@@ -10,7 +10,6 @@ from temporalio import activity
 
 from activities._boundary import boundary
 from activities._failures import call_failure, failure
-from activities._prompt import resolve_sampling
 from osworld_rollouts import history as policies
 from osworld_rollouts.adapters.registry import AdapterError, load_adapter
 from osworld_rollouts.contracts._base import canonical_json
@@ -19,12 +18,14 @@ from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.contracts.request import History, ParsePolicy, Rollout
 from osworld_rollouts.contracts.steps import Opened, OpenExecution, Sealed, SealExecution
 from osworld_rollouts.evidence import chain, index, transcript
+from osworld_rollouts.prompts import resolve_sampling
 from osworld_rollouts.provenance import provenance
 from osworld_rollouts.serving.errors import ModelCallError
 from osworld_rollouts.serving.exact import PROFILE_KEY
 from osworld_rollouts.serving.probe_report import ExactRefused
 from osworld_rollouts.serving.profiles import exact_profile
 from osworld_rollouts.serving.secrets import resolve_key
+from osworld_rollouts.serving.unanswered import record_unanswered
 
 if TYPE_CHECKING:
     from osworld_rollouts.adapters._contract import ModelAdapter
@@ -87,8 +88,8 @@ class EvidenceActivities:
                 phase="opening",
                 remedy="install that version on the worker, or leave the version out",
             )
-        record = ExecutionStarted(
         policy = _parse_policy(rollout, adapter)
+        record = ExecutionStarted(
             execution_id=step.execution_id,
             index=0,
             previous=None,
@@ -105,8 +106,8 @@ class EvidenceActivities:
             adapter_version=identity.version,
             history=history.name or "none",
             history_params=history.params,
-            provenance={
             parse_policy=policy,
+            provenance={
                 **provenance(),
                 "temporal_server": self._server_version,
                 "prompt_sha256": identity.prompt_sha256,
@@ -129,18 +130,18 @@ class EvidenceActivities:
         records = chain.walk(self._store, step.head)
         started = transcript.started(records)
         existing = index.read_pointer(self._store, step.execution_id)
-        if existing is not None and existing.outcome == step.outcome and existing.head != step.head:
-            ended = chain.read_record(self._store, existing.head)
-            if isinstance(ended, Terminated) and ended.previous == step.head:
-                return Sealed(head=existing.head)
+        if existing is not None and existing.outcome == step.outcome and self._closes(existing.head, step.head):
+            return self._sealed(existing.head)
+        why = step.outcome.cause.message if step.outcome.cause else ""
+        last = record_unanswered(self._store, records, step.head, why)
         now = datetime.now(UTC)
         head = chain.append(
             self._store,
-            step.head,
+            last,
             Terminated(
                 execution_id=step.execution_id,
-                index=records[-1].index + 1,
-                previous=step.head,
+                index=chain.next_index(self._store, last),
+                previous=last,
                 recorded_at=now,
                 outcome=step.outcome,
             ),
@@ -162,7 +163,23 @@ class EvidenceActivities:
                 sealed_at=now,
             ),
         )
-        return Sealed(head=head)
+        return self._sealed(head)
+
+    def _closes(self, sealed: str, head: str) -> bool:
+        """Whether a sealed chain ends the one that `head` ends: after it come only calls without a reply, and the end."""
+        records = chain.walk_named(self._store, sealed)
+        names = [name for name, _ in records]
+        if head not in names or not isinstance(records[-1][1], Terminated):
+            return False
+        return all(transcript.is_unanswered(record) for _, record in records[names.index(head) + 1 : -1])
+
+    def _sealed(self, head: str) -> Sealed:
+        records = chain.walk(self._store, head)
+        return Sealed(
+            head=head,
+            unanswered_calls=sum(transcript.is_unanswered(record) for record in records),
+            unseen_samples=transcript.unseen_samples(records),
+        )
 
 
 def task_id_of(request: bytes) -> str:
@@ -172,13 +189,6 @@ def task_id_of(request: bytes) -> str:
     return json.loads(request)["rollout"]["task"]["task_id"]
 
 
-def _adapter(rollout: Rollout) -> ModelAdapter:
-    try:
-        return load_adapter(rollout.adapter.name, dict(rollout.adapter.options))
-    except AdapterError as error:
-        raise failure(
-            OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`"
-        ) from error
 def _parse_policy(rollout: Rollout, adapter: ModelAdapter) -> ParsePolicy:
     """What follows an unreadable reply: as asked, else the adapter's default; with the temperature of further calls worked out."""
     policy = rollout.parse_policy or adapter.parse_policy_default()
@@ -189,3 +199,10 @@ def _parse_policy(rollout: Rollout, adapter: ModelAdapter) -> ParsePolicy:
     return policy.model_copy(update={"resample_temperature": least})
 
 
+def _adapter(rollout: Rollout) -> ModelAdapter:
+    try:
+        return load_adapter(rollout.adapter.name, dict(rollout.adapter.options))
+    except AdapterError as error:
+        raise failure(
+            OutcomeKind.REQUEST_INVALID, str(error), phase="opening", remedy="see `rollouts adapters`"
+        ) from error

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from pydantic_core import to_jsonable_python
 from temporalio import activity
 
 from activities._boundary import boundary
 from activities._failures import call_failure, failure
 from activities._patience import patiently
-from activities._prompt import AdapterVersionError, Prompt, PromptBuilder
 from osworld_rollouts.contracts.action import describe
 from osworld_rollouts.contracts.evidence import ModelCallRecord
 from osworld_rollouts.contracts.model import ModelRequest, ParsedReply, Reply
@@ -24,9 +24,10 @@ from osworld_rollouts.contracts.steps import CallModel, ModelReply, ParseFailure
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import put_json
 from osworld_rollouts.failpoints import reach
+from osworld_rollouts.prompts import AdapterVersionError, Prompt, PromptBuilder
 from osworld_rollouts.serving.client import RawReply, send
 from osworld_rollouts.serving.errors import ModelCallError, ReplyUnreadable
-from osworld_rollouts.serving.exact import ask_for_evidence, end_tokens, judge, sent_sampling
+from osworld_rollouts.serving.exact import end_tokens, judge, sent_sampling
 from osworld_rollouts.serving.journal import Attempt, CallKey, Journal, put_request
 from osworld_rollouts.serving.reply import read_reply
 from osworld_rollouts.serving.secrets import KeyMissing, resolve_key
@@ -78,9 +79,7 @@ class ModelActivities:
     async def _call(self, step: CallModel) -> ModelReply:
         records = await patiently(chain.walk, self._store, step.head)
         prompt = await patiently(self._prompts.build, records, step)
-        model = prompt.request.rollout.model
-        request = prompt.adapter.render(prompt.input, model.name, prompt.sampling)
-        request = await self._by_tokens(_complete(request, prompt), records, prompt)
+        request = await self._by_tokens(prompt.render(), records, prompt)
         key = CallKey(step.execution_id, step.turn, step.call)
         sent = await patiently(put_request, self._store, request)
         if key in self._bought:
@@ -144,7 +143,12 @@ class ModelActivities:
             raise failure(OutcomeKind.MODEL_REJECTED, str(error), phase="model") from error
         request_id = uuid.uuid4().hex
         await asyncio.to_thread(
-            self._journal.begin, key, attempt=activity.info().attempt, request_id=request_id, sent=sent
+            self._journal.begin,
+            key,
+            attempt=activity.info().attempt,
+            request_id=request_id,
+            sent=sent,
+            call=to_jsonable_python(_known_before(step, prompt, request)),
         )
         reach("model-before-send", f"{step.execution_id}/t{step.turn}")
         try:
@@ -202,6 +206,7 @@ class ModelActivities:
         if raw is not None and reply is not None and parsed is not None:
             facts = {
                 "received": self._store.put(raw.body),
+                "request_id": raw.request_id,
                 "status": raw.status,
                 "started_at": raw.started_at,
                 "latency_ms": raw.latency_ms,
@@ -232,13 +237,16 @@ class ModelActivities:
                 ),
             }
         else:
+            refused = self._journal.attempts(CallKey(step.execution_id, step.turn, step.call))[-1]
             facts = {
                 "received": None,
+                "request_id": refused.request_id,
+                "started_at": datetime.fromisoformat(refused.started_at),
                 "overflow": True,
                 "error": str(overflow),
                 "status": overflow.status if overflow else None,
             }
-        sampling, unsent = sent_sampling(request)
+        known = _known_before(step, prompt, request)
         return ModelCallRecord(
             execution_id=step.execution_id,
             index=records[-1].index + 1,
@@ -247,15 +255,9 @@ class ModelActivities:
             turn=step.turn,
             call=step.call,
             activity_attempt=activity.info().attempt,
-            request_id=raw.request_id if raw else "",
-            api=request.api,
-            evidence=prompt.request.rollout.evidence,
-            window=step.window,
             sent=sent,
-            media=request.media,
-            sampling=sampling,
             earlier_attempts=tuple(item.as_json() for item in earlier),
-            missing=(*unsent, *(reply.missing if reply else ())),
+            **{**known, "missing": (*known["missing"], *(reply.missing if reply else ()))},
             **facts,
         )
 
@@ -263,11 +265,17 @@ class ModelActivities:
         return None if values is None else put_json(self._store, list(values))
 
 
-def _complete(request: ModelRequest, prompt: Prompt) -> ModelRequest:
-    """The request with the caller's further fields and, for exact evidence, the fields that ask for it."""
-    body = {**request.body, **prompt.request.rollout.model.extra_body}
-    request = request.model_copy(update={"body": body})
-    return ask_for_evidence(request) if prompt.request.rollout.evidence == "exact" else request
+def _known_before(step: CallModel, prompt: Prompt, request: ModelRequest) -> dict[str, Any]:
+    """What the call's record says whatever comes back."""
+    sampling, unsent = sent_sampling(request)
+    return {
+        "api": request.api,
+        "evidence": prompt.request.rollout.evidence,
+        "window": step.window,
+        "media": request.media,
+        "sampling": sampling,
+        "missing": unsent,
+    }
 
 
 def _output(reply: Reply) -> list[dict[str, Any]]:

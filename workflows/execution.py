@@ -196,6 +196,7 @@ class ExecutionWorkflow(Control):
             also=tuple(self._also),
         )
         self._enter("sealing")
+        sealed: steps.Sealed | None = None
         if self._head is not None:
             try:
                 sealed = await self._steps.seal(
@@ -218,6 +219,8 @@ class ExecutionWorkflow(Control):
             host_id=self._lease.host_id if self._lease else None,
             workflow_id=info.workflow_id,
             run_id=info.run_id,
+            unanswered_calls=sealed.unanswered_calls if sealed else 0,
+            unseen_samples=sealed.unseen_samples if sealed else 0,
         )
 
     def _scored_kind(self) -> OutcomeKind:

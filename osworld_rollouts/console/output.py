@@ -90,6 +90,14 @@ def one_line(text: str, limit: int = 80) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def calls_left_open(unanswered: int, unseen: int) -> str:
+    """What the model calls of an execution leave open, in words; empty when they leave nothing."""
+    words = [f"{unanswered} model {'call' if unanswered == 1 else 'calls'} without a reply"] if unanswered else []
+    if unseen:
+        words.append(f"{unseen} {'attempt' if unseen == 1 else 'attempts'} may have left a sample nobody saw")
+    return ", ".join(words)
+
+
 def print_error(error: ConsoleError, *, as_json: bool) -> None:
     """One line for people, one object for programs, on standard error."""
     if as_json:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from osworld_rollouts.console.links import Links
 from osworld_rollouts.console.list_command import duration, outcome_text, score_text, state_text
-from osworld_rollouts.console.output import STYLES, Output, one_line
+from osworld_rollouts.console.output import STYLES, Output, calls_left_open, one_line
 from osworld_rollouts.console.rollouts import RolloutDetails, describe_rollout
 from osworld_rollouts.contracts.identity import execution_workflow_id
 from osworld_rollouts.settings import load_settings
@@ -94,6 +94,7 @@ def _execution_row(execution: ExecutionResult) -> list[str | Text]:
     outcome = execution.outcome
     cause = one_line(outcome.cause.message, 70) if outcome.cause else ""
     also = f" (also: {one_line(outcome.also[0].message, 60)})" if outcome.also else ""
+    left_open = calls_left_open(execution.unanswered_calls, execution.unseen_samples)
     return [
         f"x{execution.number}",
         outcome_text(outcome.kind, outcome.eligible),
@@ -101,7 +102,7 @@ def _execution_row(execution: ExecutionResult) -> list[str | Text]:
         str(outcome.turns),
         execution.host_id or "",
         (execution.evidence_head or "")[:12],
-        cause + also,
+        cause + also + (f" ({left_open})" if left_open else ""),
     ]
 
 

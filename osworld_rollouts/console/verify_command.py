@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.service import RPCError, RPCStatusCode
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
-from osworld_rollouts.console.output import Output
+from osworld_rollouts.console.output import Output, calls_left_open
 from osworld_rollouts.console.store_commands import NOT_INTACT, configured_store
 from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id, split_execution_id
 from osworld_rollouts.evidence.chain import forget_cached_records
@@ -78,6 +78,8 @@ def verify(
             )
         else:
             out.line(f"{report.execution_id}: NOT intact: {report.problem}", style="red")
+        if report.unanswered_calls or report.unseen_samples:
+            out.line(f"  {calls_left_open(report.unanswered_calls, report.unseen_samples)}", style="yellow")
     return 0 if all(report.intact for report in reports) else NOT_INTACT
 
 

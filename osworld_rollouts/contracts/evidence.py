@@ -83,7 +83,7 @@ class ModelCallRecord(_Record):
     sampling: dict[str, JsonValue] = Field(
         default_factory=dict, description="every sampling parameter as sent; one that was not sent is in `missing`"
     )
-    received: Sha256 | None = Field(description="blob: the reply's bytes as received; None when nothing came")
+    received: Sha256 | None = Field(description="blob: the reply's bytes as received; None when no reply was used")
     status: int | None = None
     text: str = ""
     reasoning: str | None = None
@@ -114,7 +114,8 @@ class ModelCallRecord(_Record):
     )
     latency_ms: int = 0
     earlier_attempts: tuple[dict[str, JsonValue], ...] = Field(
-        default=(), description="attempts at this call before this one and what is known of each"
+        default=(),
+        description="attempts at this call before the one that was answered and what is known of each; all of them when none was",
     )
     actions: tuple[Action, ...] = ()
     parsed: Sha256 | None = Field(

@@ -84,6 +84,10 @@ class ExecutionResult(Contract):
     host_id: str | None = None
     workflow_id: str = ""
     run_id: str = ""
+    unanswered_calls: int = Field(default=0, description="model calls of which no reply was used")
+    unseen_samples: int = Field(
+        default=0, description="attempts at model calls that may have left a sample nobody saw, each perhaps paid for"
+    )
 
 
 class RolloutResult(Contract):

@@ -233,6 +233,10 @@ class SealExecution(Contract):
 
 
 class Sealed(Contract):
-    """The head of the finished chain."""
+    """The head of the finished chain, and what its model calls leave open."""
 
     head: Sha256
+    unanswered_calls: int = Field(default=0, description="model calls of which no reply was used")
+    unseen_samples: int = Field(
+        default=0, description="attempts at model calls that may have left a sample nobody saw, each perhaps paid for"
+    )

@@ -18,7 +18,9 @@ from osworld_rollouts.contracts.evidence import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from pydantic import JsonValue
 
     from osworld_rollouts.contracts.desktop import Observation
 
@@ -44,7 +46,9 @@ def named_blobs(record: Record) -> Iterator[tuple[str, str]]:
                 value = getattr(record, name)
                 if value is not None:
                     yield name, value
+            yield from _listed("earlier_attempts", record.earlier_attempts, ("sent", "received"))
         case OperationsRecord():
+            yield from _listed("operations", record.operations, ("command", "result"))
             yield from _observation(record.observation)
         case RecoveryRecord():
             if record.answers is not None:
@@ -77,6 +81,14 @@ def nested_blobs(record: Record) -> list[str]:
     if isinstance(record, OperationsRecord):
         found.extend(_SHA256.findall(json.dumps(record.operations)))
     return found
+
+
+def _listed(field: str, items: Sequence[dict[str, JsonValue]], names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for at, item in enumerate(items):
+        for name in names:
+            value = item.get(name)
+            if isinstance(value, str):
+                yield f"{field}[{at}].{name}", value
 
 
 def _observation(value: Observation) -> Iterator[tuple[str, str]]:

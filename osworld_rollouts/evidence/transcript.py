@@ -123,6 +123,16 @@ def previous_call(records: Sequence[Record]) -> ModelCallRecord | None:
     return next((call for call in reversed(calls(records)) if call.received is not None and not call.overflow), None)
 
 
+def is_unanswered(record: Record) -> bool:
+    """Whether this is the record of a call of which no reply was used."""
+    return isinstance(record, ModelCallRecord) and record.received is None and not record.overflow
+
+
+def unseen_samples(records: Sequence[Record]) -> int:
+    """Attempts at model calls that may have left a sample nobody saw: generated, perhaps paid for, and in no record."""
+    return sum(1 for call in calls(records) for attempt in call.earlier_attempts if attempt.get("sample_may_exist"))
+
+
 def started(records: Sequence[Record]) -> ExecutionStarted:
     """The first record."""
     first = records[0]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from osworld_rollouts.contracts.evidence import ExecutionStarted, Terminated
+from osworld_rollouts.evidence import transcript
 from osworld_rollouts.evidence.chain import decode_record, verify_chain
 from osworld_rollouts.evidence.errors import BlobCorrupt, BlobMissing, EvidenceError
 from osworld_rollouts.evidence.references import named_blobs
@@ -46,6 +47,10 @@ class ExecutionReport:
     problem_index: int | None = None
     blob_problems: tuple[BlobProblem, ...] = ()
     ended: bool = False
+    unanswered_calls: int = 0
+    """Model calls of which no reply was used."""
+    unseen_samples: int = 0
+    """Attempts at model calls that may have left a sample nobody saw."""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -64,11 +69,14 @@ def verify_execution(store: EvidenceStore, head: str, history_heads: Sequence[st
     problems: list[BlobProblem] = []
     checked: dict[str, str] = {}
     execution_id, ended = "", False
+    unanswered = unseen = 0
     for sha256 in report.records:
         record = decode_record(store.get(sha256), sha256)
         if isinstance(record, ExecutionStarted):
             execution_id = record.execution_id
         ended = isinstance(record, Terminated)
+        unanswered += transcript.is_unanswered(record)
+        unseen += transcript.unseen_samples([record])
         for field, blob in named_blobs(record):
             if blob not in checked:
                 checked[blob] = _problem(store, blob)
@@ -82,7 +90,7 @@ def verify_execution(store: EvidenceStore, head: str, history_heads: Sequence[st
         execution_id=execution_id, head=head, intact=report.intact and not problems, records=len(report.records), blobs=len(checked),
         witnessed=report.witnessed, history_checked=history_heads is not None, problem=problem,
         problem_index=report.problem_index if report.problem else (problems[0].record_index if problems else None),
-        blob_problems=tuple(problems), ended=ended,
+        blob_problems=tuple(problems), ended=ended, unanswered_calls=unanswered, unseen_samples=unseen,
     )  # fmt: skip
 
 

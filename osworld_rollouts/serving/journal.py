@@ -60,6 +60,8 @@ class Attempt:
     received: str | None = None
     latency_ms: int = 0
     headers: dict[str, str] | None = None
+    call: dict[str, Any] | None = None
+    """Fields of the call's record that were known before sending: api, evidence, window, media, sampling, missing."""
 
     def as_json(self) -> dict[str, Any]:
         """For `ModelCallRecord.earlier_attempts`."""
@@ -97,8 +99,10 @@ class Journal:
     def __init__(self, store: EvidenceStore) -> None:
         self._store = store
 
-    def begin(self, key: CallKey, *, attempt: int, request_id: str, sent: str) -> None:
-        """Write down that this request (the sha256 from `put_request`) is about to be sent.
+    def begin(
+        self, key: CallKey, *, attempt: int, request_id: str, sent: str, call: dict[str, Any] | None = None
+    ) -> None:
+        """Write down that this request (the sha256 from `put_request`) is about to be sent, with what its record will say of it.
 
         Raises:
             ValueError: the request id was used before.
@@ -108,6 +112,7 @@ class Journal:
             "request_id": request_id,
             "sent": sent,
             "started_at": datetime.now(UTC).isoformat(),
+            **({"call": call} if call is not None else {}),
         }
         if not self._store.put_named(self._name(key, request_id, "begun"), json.dumps(entry).encode(), exclusive=True):
             raise ValueError(f"request id {request_id} was used before; every attempt needs a fresh one")
@@ -159,8 +164,16 @@ class Journal:
             (_attempt(parts) for parts in entries.values() if "begun" in parts), key=lambda item: item.started_at
         )
 
+    def calls(self, execution_id: str) -> list[CallKey]:
+        """Every call of an execution that was begun, in order."""
+        places = {name.split("/")[-2] for name in self.keys(execution_id)}
+        return [
+            CallKey(execution_id, int(turn.removeprefix("t")), int(call.removeprefix("c")))
+            for turn, _, call in (place.partition("-") for place in sorted(places))
+        ]
+
     def keys(self, execution_id: str) -> Iterator[str]:
-        """Names of all entries of an execution, for gc."""
+        """Names of all entries of an execution."""
         return self._store.list_named(journal_prefix(execution_id))
 
     def _name(self, key: CallKey, request_id: str, part: str) -> str:
@@ -171,6 +184,7 @@ def _attempt(parts: dict[str, Any]) -> Attempt:
     begun, reply, failed = parts["begun"], parts.get("reply"), parts.get("failed")
     base: dict[str, Any] = {
         "request_id": begun["request_id"], "attempt": begun["attempt"], "sent": begun["sent"], "started_at": begun["started_at"],
+        "call": begun.get("call"),
     }  # fmt: skip
     if reply is not None:
         return Attempt(

@@ -18,6 +18,7 @@ from osworld_rollouts.contracts.outcome import OutcomeKind, RolloutResult
 from osworld_rollouts.contracts.request import ParsePolicy, Task
 from osworld_rollouts.evidence import chain, index
 from osworld_rollouts.evidence.store import open_store
+from osworld_rollouts.evidence.verify import history_heads, verify_execution
 from osworld_rollouts.tasks import shipped_tasks
 from tests.stack import wait_until
 
@@ -110,6 +111,35 @@ async def test_unreachable_model_is_a_typed_failure_with_a_remedy(stack):
     assert result.outcome.score is None
     assert result.outcome.mask_sample
     await wait_until(lambda: stack.leftovers() == [])
+
+
+async def test_a_call_that_failed_for_good_is_in_the_evidence_with_every_attempt(stack):
+    """503 after generating, until the time is up: what is paid, what is recorded, what the sample says."""
+    submitted = await stack.submit(
+        TASKS["terminal-count-errors"],
+        faults=":http=503x99",
+        campaign=f"{stack.campaign}-503",
+        timing=stack.settings.timeouts.model_copy(update={"model_total_s": 6.0}),
+    )
+    error, result = await failure_of(submitted)
+    assert error.type == "model_unreachable"
+    (execution,) = result.executions[:1]
+    store = open_store(stack.settings.store.url)
+    records = chain.walk(store, execution.evidence_head)
+    call = records[-2]
+    assert isinstance(call, ModelCallRecord)
+    assert (call.turn, call.call, call.received, call.status) == (0, 0, None, 503)
+    attempts = call.earlier_attempts
+    assert len(attempts) >= 2
+    assert len({attempt["request_id"] for attempt in attempts}) == len(attempts)
+    assert [attempt["activity_attempt"] for attempt in attempts] == list(range(1, len(attempts) + 1))
+    assert {(attempt["kind"], attempt["sample_may_exist"]) for attempt in attempts} == {("server_error", True)}
+    assert (execution.unanswered_calls, execution.unseen_samples) == (1, len(attempts))
+    assert call.media
+    assert call.sampling["max_tokens"]
+    heads = await history_heads(stack.client, execution.workflow_id)
+    report = verify_execution(store, execution.evidence_head, heads)
+    assert (report.intact, report.unseen_samples) == (True, len(attempts))
 
 
 async def test_unknown_adapter_fails_before_a_desktop_is_made(stack):

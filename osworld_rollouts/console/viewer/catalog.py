@@ -160,7 +160,8 @@ class ModelNames:
                 record = chain.read_record(store, name)
                 if isinstance(record, ModelCallRecord):
                     sent = get_json(store, record.sent)
-                    model = str(cast("dict[str, Any]", sent).get("model") or "") if isinstance(sent, dict) else ""
+                    body = cast("dict[str, Any]", sent).get("body") if isinstance(sent, dict) else None
+                    model = str(cast("dict[str, Any]", body).get("model") or "") if isinstance(body, dict) else ""
                     told = (model, record.served_model or "", record.system_fingerprint or "")
                     return model or record.served_model or "", any(text.startswith(SCRIPTED) for text in told)
                 name = record.previous

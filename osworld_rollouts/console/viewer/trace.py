@@ -13,6 +13,7 @@ from osworld_rollouts.contracts.action import PythonCode
 from osworld_rollouts.contracts.request import RolloutRequest
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.errors import EvidenceError
+from osworld_rollouts.evidence.transcript import is_unanswered
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -60,6 +61,8 @@ class TurnCard:
         """The turn in a few words."""
         if self.actions:
             return "; ".join(line.summary for line in self.actions)
+        if self.call is not None and is_unanswered(self.call):
+            return "no reply of the model was used"
         if self.call is not None and self.call.failure:
             return f"no action: {self.call.failure.kind.replace('_', ' ')}"
         return "no action"

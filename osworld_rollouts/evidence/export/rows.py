@@ -115,9 +115,11 @@ def rollout_row(executions: Sequence[Execution], problems: Sequence[str] = ()) -
         "mask_sample": outcome.mask_sample,
         "horizon_reached": str(outcome.kind) == "horizon_reached",
         "evaluation_completed": evaluated is not None,
-        "turns": len({call.turn for call in made}),
+        "turns": len({call.turn for call in made if not transcript.is_unanswered(call)}),
         "model_calls": len(made),
-        "segments": len({call.segment for call in made}),
+        "segments": len({call.segment for call in made if not transcript.is_unanswered(call)}),
+        "unanswered_calls": sum(map(transcript.is_unanswered, made)),
+        "unseen_samples": transcript.unseen_samples(made),
         "generated_tokens": sum(call.generated_tokens or 0 for call in made),
         "violations": sorted({name for call in made for name in call.violations}),
         "head": pointer.head,
@@ -138,7 +140,10 @@ def _identity(execution: Execution, record: ModelCallRecord, adapter: str, versi
         "request_id": record.request_id,
         "activity_attempt": record.activity_attempt,
         "earlier_attempts": len(record.earlier_attempts),
-        "unseen_samples": sum(1 for attempt in record.earlier_attempts if attempt.get("sample_may_exist")),
+        "unseen_samples": transcript.unseen_samples([record]),
+        "attempts": json.dumps(
+            list(record.earlier_attempts), ensure_ascii=False, sort_keys=True, separators=(",", ":")
+        ),
         "adapter": adapter,
         "adapter_version": version,
         "history": history,
@@ -190,6 +195,7 @@ def _said(record: ModelCallRecord) -> Row:
         "failure": record.failure.kind if record.failure else None,
         "failure_message": record.failure.message if record.failure else None,
         "overflow": record.overflow,
+        "error": record.error,
         "violations": list(record.violations),
         "missing": list(record.missing),
     }

@@ -21,7 +21,7 @@ CALLS = pa.schema(
         ("record_index", pa.int32()), ("record_sha256", pa.string()), ("accepted", pa.bool_()),
         ("model", pa.string()), ("served_model", pa.string()), ("system_fingerprint", pa.string()), ("weight_version", pa.string()),
         ("response_id", pa.string()), ("request_id", pa.string()), ("activity_attempt", pa.int32()), ("earlier_attempts", pa.int32()),
-        ("unseen_samples", pa.int32()), ("adapter", pa.string()), ("adapter_version", pa.string()), ("history", pa.string()),
+        ("unseen_samples", pa.int32()), ("attempts", pa.string()), ("adapter", pa.string()), ("adapter_version", pa.string()), ("history", pa.string()),
         ("history_epoch", pa.int32()), ("api", pa.string()), ("sampling", pa.string()), ("evidence", pa.string()),
         ("segment", pa.int32()), ("extends_previous", pa.bool_()), ("boundary", pa.string()),
         ("prompt_token_ids", _IDS), ("generated_token_ids", _IDS), ("logprobs", pa.list_(pa.float64())),
@@ -29,7 +29,7 @@ CALLS = pa.schema(
         ("prompt_tokens", pa.int32()), ("generated_tokens", pa.int32()), ("cached_tokens", pa.int32()),
         ("text", pa.string()), ("reasoning", pa.string()), ("finish_reason", pa.string()), ("stop_reason", pa.string()),
         ("truncated", pa.bool_()), ("latency_ms", pa.int64()), ("actions", pa.string()), ("failure", pa.string()),
-        ("failure_message", pa.string()), ("overflow", pa.bool_()), ("violations", pa.list_(pa.string())), ("missing", pa.list_(pa.string())),
+        ("failure_message", pa.string()), ("overflow", pa.bool_()), ("error", pa.string()), ("violations", pa.list_(pa.string())), ("missing", pa.list_(pa.string())),
         ("reward", pa.float64()), ("runtime_eligible", pa.bool_()), ("mask_sample", pa.bool_()),
         ("sent_sha256", pa.string()), ("received_sha256", pa.string()), ("request", pa.string()),
     ]
@@ -49,7 +49,7 @@ ROLLOUTS = pa.schema(
         ("max_turns", pa.int32()), ("outcome", pa.string()), ("reward", pa.float64()), ("runtime_eligible", pa.bool_()),
         ("runtime_admission_reason", pa.string()), ("runtime_admission_policy_id", pa.string()), ("mask_sample", pa.bool_()),
         ("horizon_reached", pa.bool_()), ("evaluation_completed", pa.bool_()), ("turns", pa.int32()), ("model_calls", pa.int32()),
-        ("segments", pa.int32()), ("generated_tokens", pa.int64()), ("violations", pa.list_(pa.string())), ("head", pa.string()),
+        ("segments", pa.int32()), ("unanswered_calls", pa.int32()), ("unseen_samples", pa.int32()), ("generated_tokens", pa.int64()), ("violations", pa.list_(pa.string())), ("head", pa.string()),
         ("records", pa.int32()), ("workflow_id", pa.string()), ("run_id", pa.string()), ("provenance", pa.string()),
     ]
 )  # fmt: skip
