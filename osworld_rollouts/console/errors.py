@@ -1,8 +1,9 @@
 """What a command ends with: exit codes, and one line for every error.
 
 Vocabulary. A command *fails* when what it was asked for cannot be done; it prints one line, `error: what happened; what to do`, and
-leaves with the code of that family. A rollout that ends without a score is data, not an error of the command; commands that wait for
-rollouts report it by code 1 all the same, so that scripts notice. Tracebacks appear only with `--debug`.
+leaves with the code of that family. A rollout that ends without a score is data, not an error of the command, and so is evidence that a
+verification finds changed; commands that wait or check report it by code 1 all the same, so that scripts notice. Tracebacks appear
+only with `--debug`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done",
-    ExitCode.UNSCORED: "a rollout that was waited for ended without a score",
+    ExitCode.UNSCORED: "the answer is no: a rollout that was waited for has no score, evidence is not intact or not exact, a reply holds no action",
     ExitCode.USAGE: "wrong arguments, settings or task files",
     ExitCode.CONFLICT: "the rollout id exists with a different request, or the rollout's state does not allow it",
     ExitCode.NOT_FOUND: "no such rollout, campaign or execution",
