@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 
 import pytest
 
@@ -38,6 +40,34 @@ VARIANTS = [
 ]
 
 
+TURN = 4
+
+
+async def rendered_again(rollout_id, store, name, options):
+    """What `rollouts render` makes of a turn that was played, from the evidence alone."""
+    given = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
+    command = (
+        "render",
+        "--from",
+        rollout_id,
+        "--turn",
+        str(TURN),
+        "--adapter",
+        name,
+        *given,
+        "--store",
+        store,
+        "--json",
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "osworld_rollouts.console.main", *command, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    (request,) = json.loads(out)
+    return request["body"]
+
+
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 async def test_a_task_is_solved_in_every_protocol(stack, name, options):  # noqa: F811
     async with ProtocolServer(name, TURNS, options=options) as server:
@@ -54,6 +84,8 @@ async def test_a_task_is_solved_in_every_protocol(stack, name, options):  # noqa
     calls = [record for record in records if isinstance(record, ModelCallRecord)]
     assert all(call.failure is None for call in calls)
     assert all(outcome.returncode == 0 for turn in transcript.turns(records) for outcome in turn.outcomes)
+    sent = json.loads(open_store(stack.settings.store.url).get(calls[TURN].sent))
+    assert await rendered_again(submitted.rollout_id, stack.settings.store.url, name, options) == sent["body"]
     if name == "anthropic_computer_use":
         assert server.requests[0][0]["anthropic-beta"] == "computer-use-2025-01-24"
     if "observation" in options:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from osworld_rollouts import history as policies
 from osworld_rollouts.adapters.registry import load_adapter
-from osworld_rollouts.contracts.model import ImageGeometry, ObservationNeeds, PastTurn, PromptInput, View
+from osworld_rollouts.contracts.model import ImageGeometry, ModelRequest, ObservationNeeds, PastTurn, PromptInput, View
 from osworld_rollouts.contracts.request import History, RolloutRequest, Sampling
 from osworld_rollouts.evidence import transcript
-from osworld_rollouts.evidence.media import put_screenshot
+from osworld_rollouts.evidence.media import describe_image, put_screenshot
+from osworld_rollouts.serving.exact import ask_for_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,16 +38,27 @@ class Prompt:
     sampling: Sampling
     input: PromptInput
 
+    def render(self, model_name: str | None = None) -> ModelRequest:
+        """The request as it is sent, with the caller's further fields and, for exact evidence, the fields that ask for it."""
+        rollout = self.request.rollout
+        request = self.adapter.render(self.input, model_name or rollout.model.name, self.sampling)
+        request = request.model_copy(update={"body": {**request.body, **rollout.model.extra_body}})
+        return ask_for_evidence(request) if rollout.evidence == "exact" else request
+
 
 class AdapterVersionError(RuntimeError):
     """This worker has another version of the adapter than the one the execution began with."""
 
 
 class PromptBuilder:
-    """Builds prompts from chains. Remembers images it has already brought into a model's geometry."""
+    """Builds prompts from chains. Remembers images it has already brought into a model's geometry.
 
-    def __init__(self, store: EvidenceStore) -> None:
+    With `keep_images=False` those are named by their sha256 and not stored: for whoever only wants to look.
+    """
+
+    def __init__(self, store: EvidenceStore, *, keep_images: bool = True) -> None:
         self._store = store
+        self._keep_images = keep_images
         self._lock = threading.Lock()
         self._images: OrderedDict[tuple[str, ImageGeometry, tuple[tuple[int, int, int, int], ...]], MediaRef] = (
             OrderedDict()
@@ -69,6 +81,17 @@ class PromptBuilder:
                 f"execution {started.execution_id} began with {started.adapter} {started.adapter_version}; "
                 f"this worker has {adapter.identity().version}"
             )
+        return self.build_with(adapter, records, step)
+
+    def build_with(self, adapter: ModelAdapter, records: Sequence[Record], step: CallModel) -> Prompt:
+        """As `build`, for any adapter: what it would be shown in the place of the execution's own.
+
+        Raises:
+            EvidenceError: something the chain names cannot be read.
+        """
+        started = transcript.started(records)
+        request = self._request(started.request)
+        rollout = request.rollout
         geometry = adapter.geometry(rollout.desktop.width, rollout.desktop.height)
         needs = adapter.needs()
         history = History(name=started.history, params=started.history_params)
@@ -150,7 +173,8 @@ class PromptBuilder:
             if key in self._images:
                 return self._images[key]
         data = self._store.get(shot.sha256)
-        prepared = put_screenshot(self._store, prepare_image(draw_marks(data, marks) if marks else data, geometry))
+        resized = prepare_image(draw_marks(data, marks) if marks else data, geometry)
+        prepared = put_screenshot(self._store, resized) if self._keep_images else describe_image(resized)
         with self._lock:
             self._images[key] = prepared
             while len(self._images) > _REMEMBERED_IMAGES:
