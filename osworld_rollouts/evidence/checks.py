@@ -48,6 +48,7 @@ class Violation(StrEnum):
     IMAGE_CACHE_KEY_SENT = "image_cache_key_sent"
     VISION_TOKEN_GENERATED = "vision_token_generated"  # noqa: S105 - no password
     VISION_TEXT_IN_PROMPT = "vision_text_in_prompt"
+    CONTROL_TEXT_IN_PROMPT = "control_text_in_prompt"
     SERVED_MODEL_DIFFERS = "served_model_differs"
     WEIGHTS_CHANGED = "weights_changed"
     SERVER_CHANGED = "server_changed"
@@ -64,6 +65,10 @@ _ROUNDING: Final = 1e-3  # a log probability may exceed 0 by as much in half pre
 # Spellings of vision tokens in common tokenizers. A profile adds those of the served model.
 _VISION_TEXT: Final = re.compile(
     r"<\|(?:image_pad|video_pad|vision_start|vision_end|vision_pad|image|image_soft_token)\|>|<image>|<image_soft_token>|<img>|</img>|<IMG_CONTEXT>|\[IMG(?:_BREAK|_END)?\]"
+)
+# Spellings of what separates one speaker from another. Tags that protocols write themselves (<think>, <tool_call>) are not among them.
+_CONTROL_TEXT: Final = re.compile(
+    r"<\|(?:im_start|im_end|im_sep|endoftext|eot_id|eom_id|start_header_id|end_header_id|begin_of_text|end_of_text)\|>|<(?:start|end)_of_turn>|\[/?INST\]"
 )
 
 
@@ -114,6 +119,7 @@ def check_call(
             )
         _check_images(reply, image_sizes, profile, checked)
         _check_vision_tokens(reply, body, profile, checked)
+    _check_control_text(body, () if profile is None else profile.end_texts, checked)
     return checked
 
 
@@ -315,6 +321,18 @@ def _check_vision_tokens(reply: Reply, body: Mapping[str, Any], profile: ServerP
             checked.add(
                 Violation.VISION_TEXT_IN_PROMPT,
                 f"a text of the request holds {literal!r}, which the server reads as an image's place",
+            )
+            return
+
+
+def _check_control_text(body: Mapping[str, Any], end_texts: Sequence[str], checked: Checked) -> None:
+    for text in _texts(body):
+        literal = next((item for item in end_texts if item in text), None)
+        match = _CONTROL_TEXT.search(text)
+        if literal is not None or match is not None:
+            checked.add(
+                Violation.CONTROL_TEXT_IN_PROMPT,
+                f"a text of the request holds {literal or (match and match[0])!r}, which a server may read as the end of a message",
             )
             return
 

@@ -45,6 +45,7 @@ class ServerProfile(Contract):
     special_texts: tuple[str, ...] = Field(
         default=(), description="literal texts that the tokenizer turns into vision ids"
     )
+    end_texts: tuple[str, ...] = Field(default=(), description="how `end_tokens` are spelt, where the server says it")
     logprobs_mode: LogprobsMode = "unknown"
     token_in: bool = Field(
         default=False, description="the server takes token ids and images (vLLM's generate endpoint)"

@@ -59,13 +59,14 @@ async def ask_images(
                 "raise the server's image limit (vLLM: --limit-mm-per-prompt)",
                 needed=True,
             )
-    texts = await _special_texts(server, [item for item in (token, before, after) if item is not None])
+    texts = await _spellings(server, [item for item in (token, before, after) if item is not None])
+    server.find("vision_spellings", bool(texts) or None, ", ".join(texts) or "unknown; common spellings are looked for")
     wrapped = {"image_token": token, "image_before": before, "image_after": after}
     return profile.model_copy(update={**wrapped, "images": tuple(found), "special_texts": texts})
 
 
-async def _special_texts(server: ProbedServer, ids: list[int]) -> tuple[str, ...]:
-    """How the vision ids are spelt, where the server detokenises: such a text in a prompt would take an image's place."""
+async def _spellings(server: ProbedServer, ids: Sequence[int]) -> tuple[str, ...]:
+    """How ids are spelt, where the server detokenises: such a text in a prompt would take an image's place, or end a message."""
     texts: list[str] = []
     root = server.base_url.removesuffix("/v1")
     for item in ids:
@@ -85,8 +86,6 @@ async def _special_texts(server: ProbedServer, ids: list[int]) -> tuple[str, ...
         text = data.get("prompt", data.get("text"))
         if isinstance(text, str) and len(text) > 2:
             texts.append(text)
-    spelt = ", ".join(texts) or "unknown; common spellings are looked for"
-    server.find("vision_spellings", bool(texts) or None, spelt)
     return tuple(dict.fromkeys(texts))
 
 
@@ -105,7 +104,7 @@ async def ask_end_tokens(server: ProbedServer, profile: ServerProfile) -> Server
         "end_tokens", bool(ids), f"replies end with {list(ids)}" if ids else f"no reply ended within {2 * WORDS} tokens",
         "use a model that ends its replies, or check that the server keeps the end token in the ids", needed=True,
     )  # fmt: skip
-    return profile.model_copy(update={"end_tokens": ids})
+    return profile.model_copy(update={"end_tokens": ids, "end_texts": await _spellings(server, ids)})
 
 
 def _run(ids: Sequence[int]) -> tuple[int, int | None, int | None, int, int] | None:

@@ -129,6 +129,7 @@ async def test_the_probe_finds_everything(server):
         4086,
         (4078,),
     )
+    assert profile.end_texts == ("<|im_end|>",)
     assert profile.special_texts == ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
     assert [(item.width, item.height, item.tokens, item.runs) for item in profile.images] == [
         (1920, 1080, 252, 1),
