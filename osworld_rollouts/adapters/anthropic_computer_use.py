@@ -1,12 +1,12 @@
 """Anthropic's computer tool over the Messages API.
 
 Format: Anthropic's computer use documentation and the types of its Python SDK (`BetaToolComputerUse20250124Param`,
-`BetaToolComputerUse20251124Param`, `BetaComputerMemberInput`); calls of the newer toolset, whose names are the actions themselves, are
-read as well. Prompt: xlang-ai/OSWorld, `mm_agents/anthropic/utils.py` (SYSTEM_PROMPT), Apache-2.0, without its lines about a bash tool
+`BetaToolComputerUse20251124Param`, `ComputerToolset20260801Param`); calls of the toolset carry the action as their name. Prompt: xlang-ai/OSWorld, `mm_agents/anthropic/utils.py` (SYSTEM_PROMPT), Apache-2.0, without its lines about a bash tool
 and the date, which are not ours to give, and with the password and the word for infeasible tasks.
 
 Coordinates are pixels of the image, 1280 wide as OSWorld resizes it; off the image they are rejected, as Anthropic's reference
-implementation does, and the model is told so. A reply that ends its turn without a call ends the episode. `zoom` is not offered.
+implementation does, and the model is told so. A reply that ends its turn without a call ends the episode. `zoom` is not offered: what it would show is
+not among a turn's observations.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ FEEDBACK = "Your last reply could not be used: {message}"
 ERROR = "The last action ended with an error (exit code {code}):\n{error}"
 CONTINUE = "This is the current screenshot."
 
+TOOLSET = "computer_toolset_20260801"
+
 _BETAS = {"computer_20250124": "computer-use-2025-01-24", "computer_20251124": "computer-use-2025-11-24"}
 _WIRE_NAMES = {"stop": "stop_sequences"}
 _CLICKS: dict[str, tuple[Literal["left", "right", "middle"], int]] = {
@@ -76,8 +78,8 @@ _CLICKS: dict[str, tuple[Literal["left", "right", "middle"], int]] = {
 class AnthropicComputerUseOptions(Options):
     """Options of `anthropic_computer_use`."""
 
-    tool: Literal["computer_20250124", "computer_20251124"] = "computer_20250124"
-    """Version of the tool; it decides the beta header."""
+    tool: Literal["computer_20250124", "computer_20251124", "computer_toolset_20260801"] = "computer_20250124"
+    """Version of the tool, as the model wants it; it decides the beta header, which the toolset does without."""
     image_width: int = 1280
     """Widest image that is sent; a wider screen is scaled in proportion."""
     thinking_budget: int | None = None
@@ -148,7 +150,7 @@ class AnthropicComputerUseAdapter(BaseAdapter[AnthropicComputerUseOptions]):
         }
         if self.options.thinking_budget:
             body["thinking"] = {"type": "enabled", "budget_tokens": self.options.thinking_budget}
-        headers = {"anthropic-beta": _BETAS[self.options.tool]}
+        headers = {"anthropic-beta": _BETAS[self.options.tool]} if self.options.tool in _BETAS else {}
         return ModelRequest(api=self.api, body=body, media=tuple(media), headers=headers)
 
     def parse(self, reply: Reply, geometry: ImageGeometry, marks: Marks = ()) -> ParsedReply:  # noqa: ARG002
@@ -185,6 +187,8 @@ class AnthropicComputerUseAdapter(BaseAdapter[AnthropicComputerUseOptions]):
         )
 
     def _tool(self, size: ImageGeometry) -> dict[str, JsonValue]:
+        if self.options.tool == TOOLSET:
+            return {"type": TOOLSET, "configs": {"zoom": {"enabled": False}}}
         return {
             "type": self.options.tool,
             "name": "computer",

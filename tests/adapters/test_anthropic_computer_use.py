@@ -5,7 +5,7 @@ from pydantic import TypeAdapter
 
 from osworld_rollouts.contracts.request import Sampling
 from osworld_rollouts.contracts.steps import ParseFailure
-from osworld_rollouts.testing.protocol_servers.messages import reply, text_block, tool_use
+from osworld_rollouts.testing.protocol_servers.messages import member_use, reply, text_block, tool_use
 
 from .speech import adapter, picture, plain, prompt, say, turn
 
@@ -48,16 +48,24 @@ def test_vectors(given, actions):
 
 
 def test_the_toolset_names_its_actions():
-    block = {
-        "type": "tool_use",
-        "id": "t",
-        "name": "left_click",
-        "toolset_name": "computer",
-        "input": {"coordinate": [2, 2]},
-    }
-    assert plain(say(adapter("anthropic_computer_use"), output=(block,))) == [
-        {"kind": "click", "point": {"x": 3, "y": 3}}
-    ]
+    it = adapter("anthropic_computer_use", tool="computer_toolset_20260801")
+    block = member_use(tool_use({"action": "left_click", "coordinate": [2, 2]}))
+    assert (block["name"], block["toolset_name"], block["input"]) == ("left_click", "computer", {"coordinate": [2, 2]})
+    assert plain(say(it, output=(block,))) == [{"kind": "click", "point": {"x": 3, "y": 3}}]
+    assert say(it, output=({**block, "name": "zoom"},)).failure.kind == "unknown_action"
+
+
+def test_the_toolset_is_offered_without_a_beta_header_and_without_zoom():
+    params = pytest.importorskip("anthropic.types.message_create_params")
+    it = adapter("anthropic_computer_use", tool="computer_toolset_20260801")
+    past = turn(0, output=(text_block("I look."), member_use(tool_use({"action": "screenshot"}))))
+    request = it.render(prompt(it, [past]), "claude", Sampling())
+    TypeAdapter(params.MessageCreateParamsNonStreaming).validate_python(request.body)
+    assert request.headers == {}
+    assert request.body["tools"] == [{"type": "computer_toolset_20260801", "configs": {"zoom": {"enabled": False}}}]
+    sent, result = request.body["messages"][1]["content"][1], request.body["messages"][2]["content"][0]
+    assert (sent["name"], sent["toolset_name"]) == ("screenshot", "computer")
+    assert (result["tool_use_id"], len(result["content"])) == (sent["id"], 1)
 
 
 @pytest.mark.parametrize(
@@ -123,3 +131,8 @@ def test_the_scripted_server_answers_like_the_real_one():
     beta = pytest.importorskip("anthropic.types.beta")
     beta.BetaMessage.model_validate(reply("claude", tool_use({"action": "screenshot"})), strict=True)
     beta.BetaMessage.model_validate(reply("claude", text_block("done")), strict=True)
+    types = pytest.importorskip("anthropic.types")
+    click = member_use(tool_use({"action": "left_click", "coordinate": [1, 2]}))
+    (block,) = types.Message.model_validate(reply("claude", click), strict=True).content
+    assert block.toolset_name == "computer"
+    types.ComputerLeftClickToolUseBlock.model_validate(click, strict=True)

@@ -33,6 +33,7 @@ TURNS = [
 ]
 VARIANTS = [
     *((name, {}) for name in adapter_names()),
+    ("anthropic_computer_use", {"tool": "computer_toolset_20260801"}),
     ("computer_13", {"observation": "screenshot_a11y_tree"}),
     ("openai_computer_use", {"conversation": "previous_response_id", "tool": "computer_use_preview"}),
     ("pyautogui", {"observation": "som", "form": "gym"}),
@@ -87,6 +88,7 @@ async def test_a_task_is_solved_in_every_protocol(stack, name, options):  # noqa
     sent = json.loads(open_store(stack.settings.store.url).get(calls[TURN].sent))
     assert await rendered_again(submitted.rollout_id, stack.settings.store.url, name, options) == sent["body"]
     if name == "anthropic_computer_use":
-        assert server.requests[0][0]["anthropic-beta"] == "computer-use-2025-01-24"
+        beta = None if options else "computer-use-2025-01-24"
+        assert server.requests[0][0].get("anthropic-beta") == beta
     if "observation" in options:
         assert "Mousepad" in json.dumps(server.requests[1][1])

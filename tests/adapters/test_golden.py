@@ -18,6 +18,7 @@ from .speech import adapter, prompt, turn
 GOLDEN = {
     ("anthropic_computer_use",): ("1", "0baa67fc022b5c05", "17c99fcf260a069b"),
     ("anthropic_computer_use", ("show_errors", True), ("tool", "computer_20251124")): ("1", "0baa67fc022b5c05", "aab0aac0db02db8d"),
+    ("anthropic_computer_use", ("tool", "computer_toolset_20260801")): ("1", "0baa67fc022b5c05", "b8ebadeedfe4b683"),
     ("computer_13",): ("1", "2251526e8550c843", "2c49cfb0cd494127"),
     ("computer_13", ("observation", "a11y_tree")): ("1", "c16b6606d9aea266", "d291d12eb30071be"),
     ("computer_13", ("observation", "screenshot_a11y_tree")): ("1", "50657ab9019f878a", "47b11c9e36500b9a"),

@@ -32,6 +32,13 @@ def tool_use(given: dict[str, Any], name: str = "computer", call_id: str = "tool
     return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 
 
+def member_use(call: dict[str, Any]) -> dict[str, Any]:
+    """The same call as a member of the computer toolset: the action is its name."""
+    given = dict(call["input"])
+    member = {"name": given.pop("action"), "toolset_name": "computer", "caller": {"type": "direct"}}
+    return {**call, **member, "input": given}
+
+
 def text_block(text: str) -> dict[str, Any]:
     """A `text` block."""
     return {"type": "text", "text": text, "citations": None}
@@ -47,13 +54,15 @@ def reply(model: str, *blocks: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def blocks_for(actions: Sequence[Action], turn: int, geometry: ImageGeometry) -> list[dict[str, Any]]:
+def blocks_for(
+    actions: Sequence[Action], turn: int, geometry: ImageGeometry, *, toolset: bool = False
+) -> list[dict[str, Any]]:
     """Blocks that ask for the actions; the end of the episode is a text without a call."""
     last = actions[-1] if actions else None
     if isinstance(last, Done | Fail):
         return [text_block("[INFEASIBLE]" if isinstance(last, Fail) else "Everything is done.")]
     calls = [tool_use(_input(it, geometry), call_id=f"toolu_{turn}_{index}") for index, it in enumerate(actions)]
-    return [text_block("I know what to do."), *calls]
+    return [text_block("I know what to do."), *(map(member_use, calls) if toolset else calls)]
 
 
 def _input(it: Action, geometry: ImageGeometry) -> dict[str, Any]:

@@ -80,7 +80,8 @@ class ProtocolServer:
             case "responses":
                 return web.json_response(response(model, *items_for(actions, turn), number=turn))
             case "messages":
-                return web.json_response(reply(model, *blocks_for(actions, turn, self._geometry)))
+                toolset = "toolset" in str(body["tools"][0]["type"])
+                return web.json_response(reply(model, *blocks_for(actions, turn, self._geometry, toolset=toolset)))
             case _:
                 text = SPEAKERS[self.adapter.name](actions, self._geometry)
                 return web.json_response(chat_completion(model, text))
