@@ -31,7 +31,11 @@ async def boundary(phase: str, **ids: str | int) -> AsyncGenerator[None]:
         try:
             async with heartbeating():
                 yield
-        except (FailureError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            # What this attempt brings from here on stays in the evidence store and in the guest's ledger; nobody takes it for the result.
+            log.warning("given up by Temporal or by this worker's end", phase=phase)
+            raise
+        except FailureError:
             raise
         except EvidenceUnavailable as error:
             raise failure(

@@ -18,12 +18,10 @@ from osworld_rollouts.contracts.identity import rollout_workflow_id
 from osworld_rollouts.contracts.outcome import RolloutResult
 from osworld_rollouts.contracts.request import RolloutRequest, differing_fields
 from osworld_rollouts.contracts.timing import Timing
+from osworld_rollouts.temporal import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHandle
-
-# A gRPC message holds 4 MB and a payload 2 MB; a request rides in the rollout's and the execution's start.
-MAX_REQUEST_BYTES = 512 * 1024
 
 
 class RequestConflictError(ValueError):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ROLLOUT_WORKFLOW = "RolloutWorkflow"
 EXECUTION_WORKFLOW = "ExecutionWorkflow"
 
+MAX_REQUEST_BYTES = 512 * 1024
+"""A gRPC message holds 4 MB and a payload 2 MB; a request rides in the rollout's start, the execution's, and its first activity."""
+
 CAMPAIGN = SearchAttributeKey.for_keyword("RolloutCampaign")
 ROLLOUT = SearchAttributeKey.for_keyword("RolloutId")
 TASK = SearchAttributeKey.for_keyword("RolloutTask")

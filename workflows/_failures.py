@@ -23,12 +23,16 @@ from osworld_rollouts.contracts.outcome import Cause, OutcomeKind
 UNCONFIRMED = "operation_unconfirmed"
 """Failure type of an activity that sent an operation and does not know whether it landed: the guest must be asked."""
 
+PAYLOAD_TOO_LARGE = "PayloadsTooLarge"
+"""Failure type by which the SDK says that an activity's answer is larger than Temporal takes."""
+
 _ON_TIMEOUT = {
     "provisioning": OutcomeKind.DESKTOP_NOT_READY,
     "preparing": OutcomeKind.PREPARE_FAILED,
     "model": OutcomeKind.MODEL_UNREACHABLE,
     "acting": OutcomeKind.OPERATION_INDETERMINATE,
     "recovering": OutcomeKind.OPERATION_INDETERMINATE,
+    "paused": OutcomeKind.HOST_LOST,
     "post-steps": OutcomeKind.EVALUATION_FAILED,
     "evaluating": OutcomeKind.EVALUATION_FAILED,
     "opening": OutcomeKind.EVIDENCE_UNAVAILABLE,
@@ -52,6 +56,11 @@ def needs_recovery(error: ActivityError) -> bool:
     if isinstance(inner, TemporalTimeoutError):
         return inner.type in {TimeoutType.HEARTBEAT, TimeoutType.START_TO_CLOSE, TimeoutType.SCHEDULE_TO_CLOSE}
     return False
+
+
+def out_of_time(error: ActivityError) -> bool:
+    """Whether an activity was given up while it worked, because all the time it had was over. An answer that it failed is none of that."""
+    return isinstance(error.cause, TemporalTimeoutError) and error.cause.type == TimeoutType.SCHEDULE_TO_CLOSE
 
 
 def observation_failed(error: ActivityError) -> bool:
@@ -89,6 +98,15 @@ def _application(error: ApplicationError, phase: str) -> Cause:
     for detail in error.details:
         if isinstance(detail, dict) and {"kind", "message"} <= detail.keys():
             return Cause.model_validate(detail)
+    if error.type == PAYLOAD_TOO_LARGE:
+        return Cause(
+            kind=OutcomeKind.INTERNAL_ERROR,
+            message=f"{phase}: the step's answer is larger than a Temporal payload may be (2 MB): {error.message}"[
+                :2000
+            ],
+            phase=phase,
+            remedy="this is a defect of osworld-rollouts; please report it with the worker's log",
+        )
     kind = OutcomeKind(error.type) if error.type in set(OutcomeKind) else OutcomeKind.INTERNAL_ERROR
     prefix = "" if kind is not OutcomeKind.INTERNAL_ERROR else f"{phase}: {error.type or 'error'}: "
     return Cause(kind=kind, message=f"{prefix}{error.message}"[:2000], phase=phase)

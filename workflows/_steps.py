@@ -12,7 +12,10 @@ with workflow.unsafe.imports_passed_through():
     from osworld_rollouts.contracts.desktop import Lease
     from osworld_rollouts.contracts.timing import Timing
 
+from workflows._failures import PAYLOAD_TOO_LARGE
+
 _ONCE = RetryPolicy(maximum_attempts=1)
+_FINAL = [PAYLOAD_TOO_LARGE]  # the same step gives the same answer
 
 
 def _s(seconds: float) -> timedelta:
@@ -32,7 +35,7 @@ class Steps:
 
     @property
     def _patient(self) -> RetryPolicy:
-        return RetryPolicy(initial_interval=_s(1), backoff_coefficient=2, maximum_interval=_s(30))
+        return RetryPolicy(initial_interval=_s(1), maximum_interval=_s(30), non_retryable_error_types=_FINAL)
 
     async def open_execution(self, step: steps.OpenExecution) -> steps.Opened:
         """Begin the evidence chain; for exact evidence the model's server is probed first. Idempotent."""
@@ -42,6 +45,7 @@ class Steps:
             step,
             result_type=steps.Opened,
             summary=f"begin evidence of {step.execution_id}",
+            schedule_to_start_timeout=_s(self._timing.evidence_total_s),
             start_to_close_timeout=_s(self._timing.evidence_s + probing_s),
             schedule_to_close_timeout=_s(self._timing.evidence_total_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
@@ -59,7 +63,9 @@ class Steps:
             schedule_to_start_timeout=_s(self._timing.pool_wait_s),
             start_to_close_timeout=_s(self._timing.provision_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
-            retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(20), maximum_attempts=5),
+            retry_policy=RetryPolicy(
+                initial_interval=_s(2), maximum_interval=_s(20), maximum_attempts=5, non_retryable_error_types=_FINAL
+            ),
         )
 
     async def prepare(self, lease: Lease, step: steps.PrepareTask, task_id: str) -> steps.Prepared:
@@ -79,15 +85,17 @@ class Steps:
     async def call_model(self, step: steps.CallModel, within_s: float) -> steps.ModelReply:
         """Call the policy model; only transient errors are attempted again, and a received reply is never bought twice."""
         again = f", call {step.call + 1}" if step.call else ""
+        total = _s(min(self._timing.model_total_s, within_s))
         return await workflow.execute_activity(
             "call_model",
             step,
             result_type=steps.ModelReply,
             summary=f"turn {step.turn + 1}: call the model{again}",
+            schedule_to_start_timeout=total,
             start_to_close_timeout=_s(self._timing.model_s),
-            schedule_to_close_timeout=_s(min(self._timing.model_total_s, within_s)),
+            schedule_to_close_timeout=total,
             heartbeat_timeout=_s(self._timing.heartbeat_s),
-            retry_policy=RetryPolicy(initial_interval=_s(1), backoff_coefficient=2, maximum_interval=_s(60)),
+            retry_policy=RetryPolicy(initial_interval=_s(1), maximum_interval=_s(60), non_retryable_error_types=_FINAL),
         )
 
     async def perform(self, lease: Lease, step: steps.PerformOperation, waits_s: float) -> steps.Performed:
@@ -118,7 +126,9 @@ class Steps:
             start_to_close_timeout=_s(self._timing.operation_s + self._timing.observe_s),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             # A stopped worker's open polls each take one attempt along.
-            retry_policy=RetryPolicy(initial_interval=_s(1), maximum_interval=_s(10), maximum_attempts=10),
+            retry_policy=RetryPolicy(
+                initial_interval=_s(1), maximum_interval=_s(10), maximum_attempts=10, non_retryable_error_types=_FINAL
+            ),
         )
 
     async def post_steps(self, lease: Lease, step: steps.PrepareEvaluation) -> steps.EvaluationPrepared:
@@ -135,8 +145,9 @@ class Steps:
             retry_policy=_ONCE,
         )
 
-    async def evaluate(self, lease: Lease, step: steps.Evaluate) -> steps.Evaluated:
-        """Ask OSWorld's evaluator; repeated only when it gave no verdict."""
+    async def evaluate(self, lease: Lease, step: steps.Evaluate, within_s: float) -> steps.Evaluated:
+        """Ask OSWorld's evaluator; repeated only when it gave no verdict, all attempts within `within_s`."""
+        beside = self._timing.observe_s + self._timing.evidence_total_s
         return await workflow.execute_activity(
             "evaluate",
             step,
@@ -144,20 +155,24 @@ class Steps:
             task_queue=lease.task_queue,
             summary="ask OSWorld's evaluator",
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
-            start_to_close_timeout=_s(step.timeout_s + self._timing.observe_s + self._timing.evidence_total_s),
+            start_to_close_timeout=_s(step.timeout_s + beside),
+            schedule_to_close_timeout=_s(max(within_s, step.timeout_s) + beside),
             heartbeat_timeout=_s(self._timing.heartbeat_s),
-            retry_policy=RetryPolicy(initial_interval=_s(2), maximum_interval=_s(10), maximum_attempts=3),
+            retry_policy=RetryPolicy(
+                initial_interval=_s(2), maximum_interval=_s(10), maximum_attempts=3, non_retryable_error_types=_FINAL
+            ),
         )
 
     async def renew(self, lease: Lease) -> None:
-        """Keep the desktop alive while a person has paused the execution."""
+        """Keep the desktop alive while nothing that renews its lease by itself happens on it: a long wait for the model, a pause."""
         await workflow.execute_activity(
             "renew_lease",
             lease.lease_id,
             task_queue=lease.task_queue,
-            summary="keep the paused desktop alive",
+            summary="keep the desktop: renew its lease",
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
             start_to_close_timeout=_s(self._timing.teardown_s),
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(maximum_attempts=3),
         )
 
@@ -171,6 +186,7 @@ class Steps:
             start_to_close_timeout=_s(self._timing.teardown_s),
             schedule_to_close_timeout=_s(self._timing.teardown_total_s),
             schedule_to_start_timeout=_s(self._timing.host_grace_s),
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=self._patient,
         )
 
@@ -181,7 +197,9 @@ class Steps:
             step,
             result_type=steps.Sealed,
             summary=f"seal the evidence: {step.outcome.kind}",
+            schedule_to_start_timeout=_s(self._timing.evidence_total_s),
             start_to_close_timeout=_s(self._timing.evidence_s),
             schedule_to_close_timeout=_s(self._timing.evidence_total_s),
+            heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=self._patient,
         )

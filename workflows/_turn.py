@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from temporalio import workflow
@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from osworld_rollouts.contracts.outcome import Cause, OutcomeKind
     from osworld_rollouts.contracts.request import History, ParsePolicy
 
-from workflows._failures import ExecutionFailed, needs_recovery, observation_failed
+from workflows._failures import ExecutionFailed, needs_recovery, observation_failed, out_of_time
 
 if TYPE_CHECKING:
     from workflows.execution import ExecutionWorkflow
@@ -86,6 +86,7 @@ class Turns:
             failed_turns=state.failed_turns,
             violations=state.violations,
             recent=state.recent,
+            last_action=state.last_action,
         )
 
     def state(self, *, paused: bool, stop_requested: bool) -> ExecutionState:
@@ -102,6 +103,7 @@ class Turns:
             violations=self.violations,
             deadline_at=self.deadline_at,
             recent=self.recent,
+            last_action=self.last_action,
             paused=paused,
             stop_requested=stop_requested,
         )
@@ -122,11 +124,25 @@ class Turns:
                 operator_stop=self.execution.stop_requested,
             )
             if facts != outcomes.EpisodeFacts():
-                return outcomes.episode_outcome(facts)
+                return self._ended(facts)
             await self.execution.continue_if_long(self)
             ended = await self._one_turn()
             if ended is not None:
-                return outcomes.episode_outcome(ended)
+                return self._ended(ended)
+
+    def _ended(self, facts: outcomes.EpisodeFacts) -> OutcomeKind:
+        kind = outcomes.episode_outcome(facts)
+        if kind is OutcomeKind.DEADLINE_REACHED and self.turn == 0 and workflow.patched("deadline-without-turns"):
+            limit_s = self.execution.start.rollout.request.limits.execution_s
+            raise ExecutionFailed(
+                Cause(
+                    kind=OutcomeKind.DEADLINE_EXCEEDED,
+                    phase=self.phase,
+                    message=f"the {limit_s:g} s of this execution were over before its first turn",
+                    remedy="raise limits.execution_s, or look at what took so long in the execution's history",
+                )
+            )
+        return kind
 
     async def _gate(self) -> None:
         """Wait here while paused; the deadline waits too, and the desktop is kept alive."""
@@ -134,20 +150,20 @@ class Turns:
             return
         since = workflow.now()
         self.execution.refresh()
-        every = timedelta(seconds=self.execution.start.rollout.timing.lease_ttl_s / 3)
-        while self.execution.paused:
-            try:
-                await workflow.wait_condition(
-                    lambda: not self.execution.paused, timeout=every, timeout_summary="paused by a person"
-                )
-            except TimeoutError:
-                await self.execution.steps.renew(self.lease)
+        self.phase = "paused"
+        await self.execution.while_paused()
         self.deadline_at += workflow.now() - since
 
     async def _one_turn(self) -> outcomes.EpisodeFacts | None:
         self.window = policies.advance(self.history, self.window, self.turn)
         self.phase = "model"
-        reply = await self._ask()
+        try:
+            reply = await self._ask()
+        except ActivityError as error:
+            # A reply that did not come within the execution's time: what stands there is evaluated.
+            if out_of_time(error) and workflow.now() >= self.deadline_at and workflow.patched("deadline-during-call"):
+                return outcomes.EpisodeFacts(deadline=True)
+            raise
         self.phase = "acting"
         if reply is None:
             return outcomes.EpisodeFacts(overflow=True)
@@ -178,7 +194,6 @@ class Turns:
         resamples = policy.resamples if policy.on_failure in {"resample", "feedback"} else 0
         call, resampled = 0, 0
         while True:
-            remaining = max((self.deadline_at - workflow.now()).total_seconds(), 1.0)
             reply = await self.execution.steps.call_model(
                 steps.CallModel(
                     execution_id=start.execution_id,
@@ -189,7 +204,7 @@ class Turns:
                     temperature=policy.resample_temperature if resampled else None,
                     feedback=policy.on_failure == "feedback" and resampled > 0,
                 ),
-                within_s=remaining,
+                within_s=self.execution.left_s(self.deadline_at),
             )
             self.head = reply.head
             self.violations += len(reply.exact_violations)

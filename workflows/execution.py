@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeUpdate
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from osworld_rollouts import outcomes, temporal
@@ -48,6 +48,8 @@ class ExecutionWorkflow(Control):
         self._outcome: Outcome | None = None
         self._also: list[Cause] = []
         self._episode: OutcomeKind | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._not_renewed: ActivityError | None = None
         if start.resume:
             self.paused, self.stop_requested = start.resume.paused, start.resume.stop_requested
 
@@ -65,6 +67,9 @@ class ExecutionWorkflow(Control):
             await self._evaluate(turns)
         except (ExecutionFailed, ActivityError, asyncio.CancelledError, ValueError) as error:
             cause = cause_of(error, self._phase_of_work())
+        finally:
+            if self._keeper is not None:
+                self._keeper.cancel()
         result = await self._close(cause)
         if cause is not None:
             self._fail(cause, result)
@@ -73,8 +78,7 @@ class ExecutionWorkflow(Control):
     # --- the steps, in order ---
 
     async def _begin(self) -> Turns:
-        info, start = workflow.info(), self._start
-        deadline = workflow.now() + timedelta(seconds=self._request.limits.execution_s)
+        info, start, began = workflow.info(), self._start, workflow.now()
         self._enter("opening")
         opened = await self._steps.open_execution(
             steps.OpenExecution(
@@ -95,6 +99,11 @@ class ExecutionWorkflow(Control):
                 expires_after_s=self._timing.lease_ttl_s,
             )
         )
+        self._keep(lease)
+        # The clock starts with the desktop: waiting for a free one has its own limit and is no part of the episode. Clocks of hosts may differ.
+        deadline = min(max(lease.created_at, began), workflow.now()) + timedelta(
+            seconds=self._request.limits.execution_s
+        )
         self._enter("preparing")
         task = self._request.rollout.task
         prepared = await self._steps.prepare(
@@ -105,7 +114,7 @@ class ExecutionWorkflow(Control):
                 lease_id=lease.lease_id,
                 fence=lease.fence,
                 first_seq=1,
-                timeout_s=self._timing.prepare_s,
+                timeout_s=min(self._timing.prepare_s, self.left_s(deadline)),
             ),
             task.task_id,
         )
@@ -114,6 +123,7 @@ class ExecutionWorkflow(Control):
 
     async def _resume(self, state: ExecutionState) -> Turns:
         self._head, self._lease = state.head, state.lease
+        self._keep(state.lease)
         return self._take_turns(Turns.resumed(self, state))
 
     def _take_turns(self, turns: Turns) -> Turns:
@@ -122,7 +132,7 @@ class ExecutionWorkflow(Control):
         return turns
 
     async def _evaluate(self, turns: Turns) -> None:
-        lease, scoring = turns.lease, self._request.limits.scoring_s
+        lease, until = turns.lease, workflow.now() + timedelta(seconds=self._request.limits.scoring_s)
         self._head = turns.head
         self._enter("post-steps")
         prepared = await self._steps.post_steps(
@@ -133,7 +143,7 @@ class ExecutionWorkflow(Control):
                 lease_id=lease.lease_id,
                 fence=lease.fence,
                 first_seq=turns.next_seq,
-                timeout_s=min(self._timing.post_steps_s, scoring),
+                timeout_s=min(self._timing.post_steps_s, self.left_s(until)),
             ),
         )
         self._head = prepared.head
@@ -146,10 +156,57 @@ class ExecutionWorkflow(Control):
                 lease_id=lease.lease_id,
                 fence=lease.fence,
                 last_action=turns.last_action,
-                timeout_s=min(self._timing.evaluate_s, scoring),
+                timeout_s=min(self._timing.evaluate_s, self.left_s(until)),
             ),
+            within_s=self.left_s(until),
         )
         self._head, self._score = evaluated.head, evaluated.score
+
+    # --- the lease, while the execution lives ---
+
+    def _keep(self, lease: Lease) -> None:
+        if workflow.patched("lease-keeper"):
+            self._keeper = asyncio.create_task(self._renew(lease))
+
+    async def _renew(self, lease: Lease) -> None:
+        """Renew at a third of the lease's time. A model, a setup or an evidence store may take longer than a lease lasts; a pause does."""
+        every_s = min(self._timing.lease_ttl_s, max((lease.expires_at - lease.created_at).total_seconds(), 1.0)) / 3
+        while True:
+            await workflow.sleep(every_s, summary="until the desktop's lease is renewed")
+            try:
+                await self._steps.renew(lease)
+                self._not_renewed = None
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    return
+                # The step that is under way finds out by itself what became of the desktop. In a pause there is none.
+                self._not_renewed = error
+
+    async def while_paused(self) -> None:
+        """Wait until a person resumes or stops. Raises ActivityError when the desktop cannot be kept."""
+        if self._keeper is None:  # an execution from before the keeper
+            await self._paused_without_keeper()
+            return
+        await workflow.wait_condition(lambda: not self.paused or self._not_renewed is not None)
+        if self.paused and self._not_renewed is not None:
+            raise self._not_renewed
+
+    async def _paused_without_keeper(self) -> None:
+        every = timedelta(seconds=self._timing.lease_ttl_s / 3)
+        while self.paused:
+            try:
+                await workflow.wait_condition(
+                    lambda: not self.paused, timeout=every, timeout_summary="paused by a person"
+                )
+            except TimeoutError:
+                if self._turns is not None:
+                    await self._steps.renew(self._turns.lease)
+
+    def left_s(self, until: datetime) -> float:
+        """Seconds until then; a step always gets one."""
+        return max((until - workflow.now()).total_seconds(), 1.0)
+
+    # --- the end ---
 
     async def _close(self, cause: Cause | None) -> ExecutionResult:
         """Teardown and seal in a scope that no cancellation reaches: a desktop is never left because somebody was impatient."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from osworld_rollouts import outcomes, temporal
     from osworld_rollouts.contracts.execution import ExecutionStart, RolloutStart, RolloutView
     from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id
-    from osworld_rollouts.contracts.outcome import ExecutionResult, Outcome, RolloutResult
+    from osworld_rollouts.contracts.outcome import ExecutionResult, Outcome, OutcomeKind, RolloutResult
 
 from workflows._details import rollout_details
 from workflows._failures import cause_of
@@ -30,6 +31,7 @@ class RolloutWorkflow:
         self._digest = start.request.request_digest()
         self._executions: list[ExecutionResult] = []
         self._running: str | None = None
+        self._shows_phase = False
 
     @workflow.run
     async def run(self, start: RolloutStart) -> RolloutResult:
@@ -38,7 +40,16 @@ class RolloutWorkflow:
         Raises:
             ApplicationError: typed by the last execution's outcome kind, with the RolloutResult as its detail.
         """
+        size = len(self._request.model_dump_json().encode())
+        if size > temporal.MAX_REQUEST_BYTES:  # from a client that did not look; further on it would not fit a command
+            raise ApplicationError(
+                f"the request has {size:,} bytes, limit {temporal.MAX_REQUEST_BYTES:,}: "
+                "a task document this large should fetch its files in a setup step",
+                type=OutcomeKind.REQUEST_INVALID,
+                non_retryable=True,
+            )
         limits = self._request.limits
+        self._shows_phase = workflow.patched("rollout-phase")
         for number in range(1, limits.max_executions + 1):
             result = await self._execute(number)
             self._executions.append(result)
@@ -46,15 +57,31 @@ class RolloutWorkflow:
             if not outcomes.retry_allowed(result.outcome.kind, number, limits.max_executions):
                 break
             pause = start.timing.retry_pause_s * 2 ** (number - 1)
-            await workflow.sleep(
-                timedelta(seconds=min(pause, 300)), summary=f"before execution {number + 1}: {result.outcome.kind}"
-            )
-        return self._finish()
+            self._enter(f"waiting for execution {number + 1}")
+            try:
+                await workflow.sleep(
+                    timedelta(seconds=min(pause, 300)), summary=f"before execution {number + 1}: {result.outcome.kind}"
+                )
+            except asyncio.CancelledError as error:
+                return self._finish(self._cancelled(error))
+        return self._finish(self._executions[-1].outcome)
+
+    def _cancelled(self, error: BaseException) -> Outcome:
+        """The outcome of a rollout that was cancelled while none of its executions ran."""
+        cause = cause_of(error, "between executions")
+        return Outcome(
+            kind=cause.kind, cause=cause, admission_reason=str(cause.kind), admission_policy=outcomes.ADMISSION_POLICY
+        )
+
+    def _enter(self, phase: str, *more: SearchAttributeUpdate[Any]) -> None:
+        if self._shows_phase:
+            workflow.upsert_search_attributes([temporal.PHASE.value_set(phase), *more])
 
     async def _execute(self, number: int) -> ExecutionResult:
         request = self._request
         execution = execution_id(request.rollout_id, number)
         self._running = execution
+        self._enter(f"execution {number}", temporal.EXECUTION.value_set(number))
         self._refresh()
         rollout = request.rollout
         try:
@@ -75,15 +102,14 @@ class RolloutWorkflow:
         finally:
             self._running = None
 
-    def _finish(self) -> RolloutResult:
+    def _finish(self, outcome: Outcome) -> RolloutResult:
         last = self._executions[-1]
         result = RolloutResult(
             rollout_id=self._request.rollout_id,
             request_digest=self._digest,
-            outcome=last.outcome,
+            outcome=outcome,
             executions=(*map(_without_details, self._executions[:-1]), last),
         )
-        outcome = last.outcome
         updates: list[SearchAttributeUpdate[Any]] = [
             temporal.OUTCOME.value_set(str(outcome.kind)),
             temporal.ELIGIBLE.value_set(outcome.eligible),

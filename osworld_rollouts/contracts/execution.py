@@ -45,6 +45,7 @@ class ExecutionState(Contract):
     violations: int = 0
     deadline_at: datetime
     recent: tuple[TurnSummary, ...] = ()
+    last_action: str | None = None
     stop_requested: bool = False
     paused: bool = False
 

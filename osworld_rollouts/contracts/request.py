@@ -146,8 +146,14 @@ class Rollout(Contract):
 class Limits(Contract):
     """Wall-clock limits and retry budget, in seconds: how long we try, not what we measure. Outside the digest."""
 
-    execution_s: float = Field(default=3600, gt=0, description="one deadline from provision to the last turn")
-    scoring_s: float = Field(default=600, gt=0, description="kept after that deadline for post-steps and evaluation")
+    execution_s: float = Field(
+        default=3600,
+        gt=0,
+        description="one deadline from the desktop to the last turn; a turn that began before it ends first, a pause does not count",
+    )
+    scoring_s: float = Field(
+        default=600, gt=0, description="kept after the last turn for post-steps and evaluation together"
+    )
     max_executions: int = Field(default=3, ge=1, le=100)
 
 

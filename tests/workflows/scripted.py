@@ -7,7 +7,8 @@ the contract: names, types, and which failures an activity may raise.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 from temporalio import activity
@@ -52,15 +53,26 @@ class Script:
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
         self.parse_policy: ParsePolicy | None = None
-        self.model: Callable[[steps.CallModel], steps.ModelReply] = replying([CLICK], [DONE])
-        self.perform: Callable[[steps.PerformOperation], steps.Performed | None] = lambda _step: None
+        self.model: Callable[[steps.CallModel], steps.ModelReply | Awaitable[steps.ModelReply]] = replying(
+            [CLICK], [DONE]
+        )
+        self.perform: Callable[[steps.PerformOperation], steps.Performed | Awaitable[steps.Performed | None] | None] = (
+            lambda _step: None
+        )
         self.recover: Callable[[steps.RecoverOperation], str] = lambda _step: "finished"
         self.evaluate: Callable[[steps.Evaluate], float] = lambda _step: 1.0
-        self.provision: Callable[[steps.ProvisionDesktop], None] = lambda _step: None
+        self.provision: Callable[[steps.ProvisionDesktop], Awaitable[None] | None] = lambda _step: None
+        self.grow: dict[str, int] = {}
+        """Bytes that the answer of an activity has too many."""
+        self.renew: Callable[[str], None] = lambda _lease_id: None
         self.teardown: Callable[[steps.TeardownDesktop], None] = lambda _step: None
 
     def named(self, name: str) -> list:
         return [step for called, step in self.calls if called == name]
+
+    def grown(self, name: str, field: str, answer):
+        """The answer, or one that is too large."""
+        return answer.model_copy(update={field: "x" * self.grow[name]}) if name in self.grow else answer
 
     def activities(self) -> list:
         calls = self.calls
@@ -78,9 +90,9 @@ class Script:
         @activity.defn
         async def provision_desktop(step: steps.ProvisionDesktop) -> Lease:
             calls.append(("provision_desktop", step))
-            self.provision(step)
-            now = datetime(2026, 1, 1, tzinfo=UTC)
-            return Lease(
+            await settled(self.provision(step))
+            now = datetime.now(UTC)
+            lease = Lease(
                 lease_id=step.lease_id,
                 provider="local",
                 host_id="h",
@@ -92,6 +104,7 @@ class Script:
                 created_at=now,
                 expires_at=now + timedelta(hours=1),
             )
+            return self.grown("provision_desktop", "tier", lease)
 
         @activity.defn
         async def prepare_task(step: steps.PrepareTask) -> steps.Prepared:
@@ -101,18 +114,19 @@ class Script:
         @activity.defn
         async def call_model(step: steps.CallModel) -> steps.ModelReply:
             calls.append(("call_model", step))
-            return self.model(step)
+            return self.grown("call_model", "thought", await settled(self.model(step)))
 
         @activity.defn
         async def perform_operation(step: steps.PerformOperation) -> steps.Performed:
             calls.append(("perform_operation", step))
-            answer = self.perform(step)
+            answer = await settled(self.perform(step))
             if answer is not None:
                 return answer
             outcomes = tuple(
                 steps.OperationOutcome(operation_id=item.operation_id, returncode=0) for item in step.operations
             )
-            return steps.Performed(head=sha(step.head + f"act{step.turn}"), outcomes=outcomes)
+            done = steps.Performed(head=sha(step.head + f"act{step.turn}"), outcomes=outcomes)
+            return self.grown("perform_operation", "head", done)
 
         @activity.defn
         async def recover_operation(step: steps.RecoverOperation) -> steps.Recovered:
@@ -129,11 +143,13 @@ class Script:
         @activity.defn
         async def evaluate(step: steps.Evaluate) -> steps.Evaluated:
             calls.append(("evaluate", step))
-            return steps.Evaluated(head=sha(step.head + "evaluated"), score=self.evaluate(step), duration_ms=1)
+            verdict = steps.Evaluated(head=sha(step.head + "evaluated"), score=self.evaluate(step), duration_ms=1)
+            return self.grown("evaluate", "head", verdict)
 
         @activity.defn
         async def renew_lease(lease_id: str) -> None:
             calls.append(("renew_lease", lease_id))
+            self.renew(lease_id)
 
         @activity.defn
         async def teardown_desktop(step: steps.TeardownDesktop) -> None:
@@ -158,6 +174,11 @@ class Script:
             teardown_desktop,
             seal_execution,
         ]
+
+
+async def settled(answer):
+    """An answer, waited for where it takes its time."""
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def refuse(kind: OutcomeKind, message: str = "because") -> Callable:

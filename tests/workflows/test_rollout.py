@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
-from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities._failures import failure, unconfirmed
@@ -22,7 +24,7 @@ from osworld_rollouts.contracts.identity import execution_workflow_id, rollout_w
 from osworld_rollouts.contracts.model import ParsedReply
 from osworld_rollouts.contracts.outcome import ExecutionResult, OutcomeKind, RolloutResult
 from osworld_rollouts.contracts.request import ParsePolicy, Task
-from osworld_rollouts.contracts.steps import HistoryWindow, ParseFailure
+from osworld_rollouts.contracts.steps import HistoryWindow, OperationOutcome, ParseFailure, Performed
 from osworld_rollouts.contracts.timing import Timing
 from osworld_rollouts.submit import RequestConflictError, RequestTooLargeError, submit
 from tests.workflows.scripted import CLICK, DONE, Script, refuse, replying
@@ -322,6 +324,62 @@ async def test_cancel_tears_down_and_seals(temporal_env, make_request):
         assert script.named("evaluate") == []
 
 
+async def test_cancelled_between_two_executions_lists_what_there_was(temporal_env, make_request):
+    script = Script()
+    script.provision = refuse(OutcomeKind.DESKTOP_NOT_READY, "no panel")
+    async with world(temporal_env, script) as start:
+        submitted = await start(make_request(), Timing(retry_pause_s=60))
+        await until(lambda: script.named("seal_execution"))
+        await until_async(lambda: rests(submitted.handle))
+        await submitted.handle.cancel()
+        error, result = await failed_result(submitted)
+        assert error.type == "cancelled"
+        assert result.outcome.kind is OutcomeKind.CANCELLED
+        assert [item.outcome.kind for item in result.executions] == [OutcomeKind.DESKTOP_NOT_READY]
+
+
+async def test_late_result_of_an_old_execution_never_wins(temporal_env, make_request):
+    """The old worker's answer comes when the rollout has gone on with a new execution: Temporal has closed what it would answer."""
+    script = Script()
+    asked, answer = asyncio.Event(), asyncio.Event()
+    refused: list[str] = []
+
+    async def late(step):
+        if "/x1/" not in step.operations[0].operation_id:
+            return
+        task, token = asyncio.current_task(), activity.info().task_token
+        asked.set()
+        try:
+            await answer.wait()
+        except asyncio.CancelledError:
+            task.uncancel()
+            await answer.wait()
+        outcome = OperationOutcome(operation_id=step.operations[0].operation_id, returncode=0)
+        try:
+            await temporal_env.client.get_async_activity_handle(task_token=token).complete(
+                Performed(head="f" * 64, outcomes=(outcome,))
+            )
+        except RPCError as error:
+            refused.append(error.message)
+
+    script.perform, script.recover = late, lambda _step: "unknown"
+    async with world(temporal_env, script) as start:
+        submitted = await start(make_request(), Timing(retry_pause_s=0.01, heartbeat_s=1.5))
+        await asked.wait()
+        result = await submitted.handle.result()
+        assert [item.outcome.kind for item in result.executions] == [
+            OutcomeKind.OPERATION_INDETERMINATE,
+            OutcomeKind.AGENT_DONE,
+        ]
+        answer.set()
+        await until(lambda: refused)
+        again = await temporal_env.client.get_workflow_handle(submitted.handle.id, result_type=RolloutResult).result()
+        assert again == result
+        first = temporal_env.client.get_workflow_handle(execution_workflow_id(result.executions[0].execution_id))
+        assert (await first.describe()).status == WorkflowExecutionStatus.FAILED
+        assert "f" * 64 not in (await first.fetch_history()).to_json()
+
+
 async def test_continue_as_new_goes_on_at_the_same_turn_on_the_same_desktop(temporal_env, make_request):
     script = Script()
     script.parse_policy = ParsePolicy(on_failure="resample", resamples=1)
@@ -423,6 +481,12 @@ async def test_history_per_turn_is_small(temporal_env, make_request):
     events, size = ((sizes[40][place] - sizes[10][place]) / 30 for place in (0, 1))
     assert events <= 14, events
     assert size < 3072, size
+
+
+async def rests(handle) -> bool:
+    """Whether a rollout waits between two executions, as its search attributes say."""
+    described = await handle.describe()
+    return str(described.typed_search_attributes.get(temporal.PHASE)).startswith("waiting for execution")
 
 
 async def view(handle, choose):
