@@ -1,7 +1,7 @@
 """The desktops of this host on disk: one folder for each lease, with its record, its token and its lock.
 
-Everything survives the worker. A folder without a readable record is a desktop whose making was cut short; it still counts
-as ours, because only we make folders here.
+Everything survives the worker. A folder without a record is a desktop whose making was cut short; it still counts as ours, because
+of its name, which nobody gives a folder by hand. Anything else that lies here is not ours and is left alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel's limit for a unix socket is 107."""
 
+_NAME = re.compile(r"[0-9a-f]{12}")
 _LAST = {"record.json": 1, "token": 2}
 """A folder with both is listed, one without a record is tidied away; there must be nothing in between."""
 
@@ -41,7 +43,7 @@ class LeaseRegistry:
         Raises:
             DesktopError: the path is too long for unix sockets.
         """
-        folder = self.root / hashlib.sha256(lease_id.encode()).hexdigest()[:12]
+        folder = self.root / _name(lease_id)
         if self._sockets and len(os.fsencode(folder / "sock" / "server.sock")) > MAX_SOCKET_PATH:
             raise DesktopError(
                 f"{folder} is too long for unix sockets ({MAX_SOCKET_PATH} bytes); choose a shorter state directory"
@@ -99,7 +101,7 @@ class LeaseRegistry:
         """Every folder a desktop has or had, with or without a record."""
         if not self.root.is_dir():
             return []
-        return sorted(path for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
 
     def remove(self, folder: Path) -> None:
         """Delete a desktop's folder, what `read` needs last, so that an interrupted removal is found again.
@@ -127,7 +129,14 @@ class LeaseRegistry:
             stored = DesktopRecord.model_validate_json((folder / "record.json").read_text())
         except (OSError, ValidationError):
             return None
+        if _name(stored.lease_id) != folder.name:
+            return None  # a copy that somebody made
         return stored.model_copy(update={"token": SecretStr(token)})
+
+
+def _name(lease_id: str) -> str:
+    """The name of a lease's folder."""
+    return hashlib.sha256(lease_id.encode()).hexdigest()[:12]
 
 
 def _lock_file(path: Path, how: int) -> int:
