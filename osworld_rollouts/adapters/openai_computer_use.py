@@ -96,7 +96,7 @@ class OpenAIComputerUseAdapter(BaseAdapter[OpenAIComputerUseOptions]):
     """OpenAI's computer tool."""
 
     name: ClassVar[str] = "openai_computer_use"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     api: ClassVar[Api] = "responses"
     options_type = OpenAIComputerUseOptions
 
@@ -119,7 +119,8 @@ class OpenAIComputerUseAdapter(BaseAdapter[OpenAIComputerUseOptions]):
         """The instruction with the first screenshot, then each reply's items followed by what they led to."""
         sampling = merged(self.sampling_defaults(), sampling)
         media: list[MediaRef] = []
-        chained = self.options.conversation == "previous_response_id" and prompt.past and prompt.past[-1].response_id
+        last = prompt.past[-1] if prompt.past and self.options.conversation == "previous_response_id" else None
+        chained = last.response_id if last and not self._withheld(last) else None
         body: dict[str, JsonValue] = {
             "model": model_name,
             "input": self._chained(prompt, media) if chained else self._resent(prompt, media),
@@ -127,7 +128,7 @@ class OpenAIComputerUseAdapter(BaseAdapter[OpenAIComputerUseOptions]):
             "truncation": "auto",
         }
         if chained:
-            body["previous_response_id"] = prompt.past[-1].response_id
+            body["previous_response_id"] = chained
         reasoning = {"summary": self.options.reasoning_summary, "effort": self.options.reasoning_effort}
         if any(reasoning.values()):
             body["reasoning"] = {key: value for key, value in reasoning.items() if value}
@@ -208,13 +209,18 @@ class OpenAIComputerUseAdapter(BaseAdapter[OpenAIComputerUseOptions]):
         items = self._after(prompt.past[-1], prompt.current, media, resend=False)
         return [*items, *self._rejected(prompt, media)]
 
+    def _withheld(self, past: PastTurn) -> bool:
+        """Whether a reply waits for an acknowledgement that nobody gave: the API takes no result for its calls, so they are not sent."""
+        return self.options.safety_checks == "stop" and any(map(_checks, past.output))
+
     def _rejected(self, prompt: PromptInput, media: list[MediaRef]) -> list[JsonValue]:
         return [item for past in prompt.rejected for item in self._after(past, prompt.current, media)]
 
     def _after(self, past: PastTurn, view: View, media: list[MediaRef], *, resend: bool = True) -> list[JsonValue]:
         """A reply's items, an output with the next screenshot for each call, and what else the model should know."""
-        items: list[JsonValue] = [dict(item) for item in past.output] if resend else []
-        calls = [item for item in past.output if item.get("type") == "computer_call"]
+        withheld = self._withheld(past)
+        items: list[JsonValue] = [dict(item) for item in past.output] if resend and not withheld else []
+        calls = [item for item in past.output if item.get("type") == "computer_call" and not withheld]
         for call in calls:
             acknowledged = cast("JsonValue", _checks(call)) if self.options.safety_checks == "acknowledge" else None
             items.append(
@@ -327,7 +333,7 @@ def _message(text: str, view: View | None, media: list[MediaRef]) -> JsonValue:
     content: list[JsonValue] = []
     if view is not None and view.image is not None:
         media.append(view.image)
-        content.append({"type": "input_image", "image_url": media_url(view.image)})
+        content.append({"type": "input_image", "image_url": media_url(view.image), "detail": "auto"})
     return {"role": "user", "content": [*content, {"type": "input_text", "text": text}]}
 
 

@@ -5,7 +5,10 @@ If a digest here no longer holds, the prompt has changed: raise the adapter's `v
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
+from pydantic import TypeAdapter
 
 from osworld_rollouts.contracts._base import canonical_digest
 from osworld_rollouts.contracts.request import Sampling
@@ -25,8 +28,8 @@ GOLDEN = {
     ("computer_13", ("observation", "som")): ("1", "b25f69a99ce995f9", "3911be0a5a6eb57a"),
     ("nemotron_nano_omni",): ("1", "a190e7099f4eb10f", "d0dd450d99c42f71"),
     ("nemotron_nano_omni", ("show_errors", True), ("thinking", False)): ("1", "a2e88284f469ddbb", "55f572d6e9afbcc4"),
-    ("openai_computer_use",): ("1", "13a597474597a60b", "8c60407e03c25ad2"),
-    ("openai_computer_use", ("show_errors", True), ("tool", "computer_use_preview")): ("1", "13a597474597a60b", "0eb1e89aceedfb94"),
+    ("openai_computer_use",): ("2", "13a597474597a60b", "29313b849f5d1fc5"),
+    ("openai_computer_use", ("show_errors", True), ("tool", "computer_use_preview")): ("2", "13a597474597a60b", "3047bcad29ce7d37"),
     ("pyautogui",): ("1", "51672b38cf6a6528", "ed8ef3867cf07cf0"),
     ("pyautogui", ("form", "gym")): ("1", "66b89fbb8bf0a6ff", "116ab2279239f491"),
     ("pyautogui", ("observation", "a11y_tree")): ("1", "db6f8dee41f912bc", "0cf7aeb714fcbc0c"),
@@ -51,6 +54,21 @@ def rendered(it):
     ]
     failure = ParseFailure(kind="unparseable", message="not readable")
     return it.render(prompt(it, past, rejected=(turn(2, "Hm.", failure=failure),)), "model", Sampling())
+
+
+SDK = {
+    "chat_completions": "openai.types.chat.completion_create_params:CompletionCreateParamsNonStreaming",
+    "responses": "openai.types.responses.response_create_params:ResponseCreateParamsNonStreaming",
+    "messages": "anthropic.types.beta.message_create_params:MessageCreateParamsNonStreaming",
+}
+
+
+@pytest.mark.parametrize("key", sorted(GOLDEN))
+def test_requests_are_of_the_official_sdks_types(key):
+    name, *options = key
+    it = adapter(name, **dict(options))
+    module, _, kind = SDK[it.api].partition(":")
+    TypeAdapter(getattr(importlib.import_module(module), kind)).validate_python(rendered(it).body)
 
 
 @pytest.mark.parametrize("key", sorted(GOLDEN))

@@ -107,6 +107,26 @@ def test_safety_checks_are_acknowledged_only_by_policy():
     assert "acknowledged_safety_checks" not in items[-1]
 
 
+@pytest.mark.parametrize("conversation", ["resend", "previous_response_id"])
+def test_a_call_that_waits_for_an_acknowledgement_is_not_sent_back(conversation):
+    check = {"id": "s", "code": "malicious_instructions", "message": "hm"}
+    waiting, fine = computer_call({"type": "wait"}, checks=[check]), computer_call({"type": "wait"}, call_id="call_9")
+    it = adapter("openai_computer_use", conversation=conversation)
+    failure = say(it, output=(waiting,)).failure
+    past = [turn(0, output=(fine,), response_id="r0"), turn(1, output=(waiting,), response_id="r1", failure=failure)]
+    body = it.render(prompt(it, past), "gpt", Sampling()).body
+    REQUEST.validate_python(body)
+    assert "previous_response_id" not in body
+    assert [item.get("type", "message") for item in body["input"]] == [
+        "message", "computer_call", "computer_call_output", "message",
+    ]  # fmt: skip
+    assert "malicious_instructions" in str(body["input"][-1])
+    assert picture(2).sha256 in str(body["input"][-1])
+    later = it.render(prompt(it, [*past, turn(2, output=(fine,), response_id="r2")]), "gpt", Sampling()).body
+    assert later.get("previous_response_id") == (None if conversation == "resend" else "r2")
+    assert "pending_safety_checks': [{" not in str(later["input"])
+
+
 @pytest.mark.parametrize("tool", ["computer", "computer_use_preview"])
 @pytest.mark.parametrize("conversation", ["resend", "previous_response_id"])
 def test_requests_are_what_the_sdk_would_send(tool, conversation):

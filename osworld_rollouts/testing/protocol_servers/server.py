@@ -99,6 +99,10 @@ def _problem(body: dict[str, Any]) -> str | None:
     if not images:
         return "the request shows no image"
     given = body.get("input", [])
+    pending = {check["id"] for item in given for check in item.get("pending_safety_checks") or ()}
+    acknowledged = {check["id"] for item in given for check in item.get("acknowledged_safety_checks") or ()}
+    if pending - acknowledged:
+        return f"Safety check {min(pending - acknowledged)} was not acknowledged."
     asked = {item["call_id"] for item in given if item.get("type") == "computer_call"}
     answered = {item["call_id"] for item in given if item.get("type") == "computer_call_output"}
     if asked - answered:
