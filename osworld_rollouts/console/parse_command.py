@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from osworld_rollouts.console.adapters_list import load
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import STYLES, Output, one_line
 from osworld_rollouts.contracts.action import PythonCode, describe
+from osworld_rollouts.contracts.desktop import DesktopSpec
 from osworld_rollouts.contracts.model import Reply
 from osworld_rollouts.serving.errors import ReplyUnreadable
 from osworld_rollouts.serving.reply import read_reply
@@ -49,7 +51,8 @@ def parse(
     out = Output(as_json=json)
     found = load(adapter, option)
     reply = _reply(found.api, sys.stdin.buffer.read(), whole=body or found.api in {"responses", "messages"})
-    parsed = found.parse(reply, found.geometry(width, height))
+    screen = DesktopSpec(width=width, height=height)
+    parsed = found.parse(reply, found.geometry(screen.width, screen.height))
     out.record(parsed)
     _show(parsed, reply, out)
     return ExitCode.OK if parsed.actions else ExitCode.UNSCORED
@@ -77,8 +80,9 @@ def _show(parsed: ParsedReply, reply: Reply, out: Output) -> None:
         "text": reply.text,
         **{f"tool_calls[{index}]": call.arguments for index, call in enumerate(reply.tool_calls)},
     }
+    items = {f"output[{index}]": jsonlib.dumps(item, ensure_ascii=False) for index, item in enumerate(reply.output)}
     for part in parsed.parts:
         if part.dropped is not None:
-            words = sources.get(part.source, part.source)[part.start : part.end]
+            words = sources[part.source][part.start : part.end] if part.source in sources else items[part.source]
             if words.strip():
                 out.line(f"dropped ({part.dropped}): {one_line(words, 160)}", style=STYLES["dim"])

@@ -64,6 +64,7 @@ def test_render_prints_the_request_a_task_begins_with(command):
         (("adapters", "show", "gpt"), 2, "there is no adapter 'gpt'; installed are: anthropic_computer_use"),
         (("adapters", "show", "qwen3_vl", "--option", "colour=1"), 2, "colour: Extra inputs"),
         (("parse", "--adapter", "openai_computer_use"), 2, "no reply of the responses API"),
+        (("parse", "--adapter", "ui_tars", "--width", "0"), 2, "width"),
     ],
 )
 def test_errors_say_what_to_do(command, arguments, code, words, tmp_path, monkeypatch):
@@ -84,6 +85,15 @@ def test_parse_of_nothing_is_exit_code_1(command):
     code, out, _ = command("parse", "--adapter", "computer_13", given="hello")
     assert code == 1
     assert out.startswith("no_action: ")
+
+
+def test_parse_shows_the_call_it_dropped(command):
+    zap = computer_call({"type": "zap", "x": 1})
+    code, out, _ = command("parse", "--adapter", "openai_computer_use", given=json.dumps(response("gpt", zap)))
+    assert code == 1
+    dropped = out.splitlines()[-1]
+    assert dropped.startswith("dropped (unknown_action: there is no action 'zap'): ")
+    assert json.loads(dropped.split("): ", 1)[1])["action"] == {"type": "zap", "x": 1}
 
 
 def test_parse_takes_whole_replies(command):

@@ -145,6 +145,46 @@ def test_a_native_call_counts_where_the_server_took_it_out_of_the_text():
     assert codes(say(adapter("nemotron_nano_omni"), "## Action:\nEnd.\n## Code:\n", tool_calls=(call,))) == ["done"]
 
 
+def guidance(*codes, **options):
+    """The text of the current message after turns with these actions."""
+    it = adapter("nemotron_nano_omni", **options)
+    replies = [f"## Action:\nGo.\n## Code:\n{block(code)}" for code in codes]
+    past = [turn(number, text, actions=say(it, text).actions) for number, text in enumerate(replies)]
+    return texts(it.render(prompt(it, past), "m", Sampling()).body["messages"])[-1]
+
+
+@pytest.mark.parametrize(
+    ("codes_before", "options", "warned"),
+    [
+        (["a()", "a()"], {"repeat_threshold": 2}, "appeared 2 times in the last 2 steps"),
+        (["a()", "b()", "a()"], {"repeat_threshold": 2}, "appeared 2 times in the last 3 steps"),
+        (["a()", *["b()"] * 2, "a()"], {"repeat_threshold": 2, "repeat_window": 3}, None),
+        (["a()", "b()"], {"repeat_threshold": 2}, None),
+        (["a()", "a()"], {"repeat_threshold": 1}, None),
+        (["a()", "a()"], {}, None),
+        (["WAIT", "WAIT"], {"repeat_threshold": 2}, None),
+        (["computer.wait()"] * 2, {"repeat_threshold": 2}, None),
+        (["pyautogui.sleep(0.5)"] * 2, {"repeat_threshold": 2}, None),
+        (["pyautogui.keyDown('return')\npyautogui.keyUp('return')"] * 2, {"repeat_threshold": 2}, None),
+    ],
+)
+def test_repeated_actions_are_warned_of(codes_before, options, warned):
+    said = guidance(*codes_before, **options)
+    assert ("Recovery check" in said) is (warned is not None)
+    assert (warned or "") in said
+
+
+def test_feedback_is_bounded_and_shows_no_second_screenshot():
+    it = adapter("nemotron_nano_omni")
+    rejected = turn(0, f"first{'x' * 8000}", failure=ParseFailure(kind="unparseable", message=f"early{'y' * 2000}"))
+    request = it.render(prompt(it, rejected=(rejected,)), "m", Sampling())
+    *_, reply, feedback = texts(request.body["messages"])
+    assert reply == "x" * 8000
+    assert "y" * 2000 in feedback
+    assert "early" not in feedback
+    assert len(request.media) == 1
+
+
 def test_guidance_and_feedback():
     it = adapter("nemotron_nano_omni", pre_done_checklist=True, repeat_threshold=2, thinking=False)
     again = [turn(number, GOOD, actions=say(it, GOOD).actions) for number in range(2)]
