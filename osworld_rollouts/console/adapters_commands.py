@@ -9,7 +9,11 @@ _ADAPTERS = (
     ("show", "adapters_list:show_adapter", "One protocol: options, defaults, action space, prompts."),
 )
 _COMMANDS = (
-    ("render", "render_command:render", "Print the exact request a task begins with, one a rollout sent, or another adapter's of it."),
+    (
+        "render",
+        "render_command:render",
+        "Print the exact request a task begins with, one a rollout sent, or another adapter's of it.",
+    ),
     ("parse", "parse_command:parse", "Read a reply from standard input and show what becomes of it."),
 )
 
