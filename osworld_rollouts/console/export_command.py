@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import Output
 from osworld_rollouts.console.store_commands import configured_store
 from osworld_rollouts.evidence.export.campaign import ExportReport, export_campaign
+from osworld_rollouts.evidence.export.files import NothingToExport, PlaceInUse
 
 
 def export(
@@ -40,15 +42,20 @@ def export(
         if report.rollouts % 100 == 0:
             console.note(f"{report.rollouts} rollouts, {report.calls} calls")
 
-    report = export_campaign(
-        configured_store(store),
-        campaign,
-        target,
-        format=format,
-        only_eligible=only == "eligible",
-        blobs=blobs,
-        progress=told,
-    )
+    try:
+        report = export_campaign(
+            configured_store(store),
+            campaign,
+            target,
+            format=format,
+            only_eligible=only == "eligible",
+            blobs=blobs,
+            progress=told,
+        )
+    except NothingToExport as error:
+        raise ConsoleError(str(error), code=ExitCode.NOT_FOUND) from error
+    except PlaceInUse as error:
+        raise ConsoleError(str(error), code=ExitCode.USAGE) from error
     console.record(report.as_json())
     console.line(f"{target}: {report.rollouts} rollouts, {report.executions} executions, {report.calls} model calls")
     for item in report.files:

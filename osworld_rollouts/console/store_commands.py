@@ -14,7 +14,7 @@ from osworld_rollouts.evidence.gc import collect, stats
 from osworld_rollouts.evidence.index import ExecutionPointer, list_pointers
 from osworld_rollouts.evidence.store import EvidenceStore, open_store
 from osworld_rollouts.evidence.unsealed import Unsealed, unsealed_executions
-from osworld_rollouts.evidence.verify import ExecutionReport, verify_execution
+from osworld_rollouts.evidence.verify import ExecutionReport, verify_sealed
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import TemporalUnreachableError, connect
 
@@ -49,7 +49,7 @@ def verify(*, campaign: str | None = None, store: str | None = None, json: bool 
     forget_cached_records()
     reports: list[ExecutionReport] = []
     for pointer in list_pointers(evidence, campaign_id=campaign):
-        report = verify_execution(evidence, pointer.head)
+        report = verify_sealed(evidence, pointer)
         reports.append(report)
         if not report.intact:
             out.line(f"{pointer.execution_id}: {report.problem}", style="red")

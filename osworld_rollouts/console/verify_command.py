@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import count
 from pathlib import Path  # noqa: TC003  (cyclopts reads the annotation)
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from osworld_rollouts.contracts.identity import execution_id, execution_workflow
 from osworld_rollouts.evidence.chain import forget_cached_records
 from osworld_rollouts.evidence.index import read_pointer
 from osworld_rollouts.evidence.loader import open_campaign
-from osworld_rollouts.evidence.verify import ExecutionReport, history_heads, verify_execution
+from osworld_rollouts.evidence.verify import ExecutionReport, history_heads, verify_execution, verify_sealed
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import connect
 
@@ -104,18 +105,11 @@ async def _verify_one(store: EvidenceStore, client: Client | None, name: str) ->
     """One execution; None when nobody knows it."""
     heads = None if client is None else await _heads(client, name)
     pointer = await asyncio.to_thread(read_pointer, store, name)
-    head = heads[-1] if heads else pointer.head if pointer else None
-    if head is None:
+    if pointer is not None:
+        return await asyncio.to_thread(verify_sealed, store, pointer, heads)
+    if not heads:
         return None
-    report = await asyncio.to_thread(verify_execution, store, head, heads)
-    if report.intact and heads and pointer is not None and pointer.head != head and report.ended:
-        problem = f"the store's pointer names {pointer.head}, Temporal's history ends with {head}"
-        return _changed(report, execution_id=name, intact=False, problem=problem)
-    return _changed(report, execution_id=name)
-
-
-def _changed(report: ExecutionReport, **fields: Any) -> ExecutionReport:
-    return ExecutionReport(**{**report.__dict__, **fields})
+    return replace(await asyncio.to_thread(verify_execution, store, heads[-1], heads), execution_id=name)
 
 
 async def _heads(client: Client, name: str) -> list[str] | None:

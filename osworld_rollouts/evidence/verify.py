@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from osworld_rollouts.contracts.evidence import ExecutionStarted, Terminated
 from osworld_rollouts.evidence import transcript
-from osworld_rollouts.evidence.chain import decode_record, verify_chain
+from osworld_rollouts.evidence.chain import decode_record, verify_chain, walk_named
 from osworld_rollouts.evidence.errors import BlobCorrupt, BlobMissing, EvidenceError
 from osworld_rollouts.evidence.references import named_blobs
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowHistory
     from temporalio.converter import PayloadCodec
 
+    from osworld_rollouts.contracts.evidence import Record
+    from osworld_rollouts.evidence.index import ExecutionPointer
     from osworld_rollouts.evidence.store import EvidenceStore
 
 
@@ -92,6 +94,86 @@ def verify_execution(store: EvidenceStore, head: str, history_heads: Sequence[st
         problem_index=report.problem_index if report.problem else (problems[0].record_index if problems else None),
         blob_problems=tuple(problems), ended=ended, unanswered_calls=unanswered, unseen_samples=unseen,
     )  # fmt: skip
+
+
+def verify_sealed(
+    store: EvidenceStore, pointer: ExecutionPointer, history_heads: Sequence[str] | None = None
+) -> ExecutionReport:
+    """As `verify_execution`, and the store's pointer must name the history's chain, its end and its outcome."""
+    problem, index = ("", None) if not history_heads else _parting(store, pointer.head, history_heads)
+    head = history_heads[-1] if history_heads and problem else pointer.head
+    report = verify_execution(store, head, history_heads)
+    if report.intact and not problem:
+        problem, index = _not_its_end(store, pointer, report)
+    if report.intact and problem:
+        report = replace(report, intact=False, problem=problem, problem_index=index)
+    elif problem:
+        report = replace(report, problem=f"{report.problem}; {problem}")
+    return replace(report, execution_id=pointer.execution_id)
+
+
+def _not_its_end(store: EvidenceStore, pointer: ExecutionPointer, report: ExecutionReport) -> tuple[str, int | None]:
+    """Why an intact chain is not the one that was sealed under this pointer."""
+    last = decode_record(store.get(pointer.head), pointer.head)
+    if report.execution_id != pointer.execution_id:
+        return f"the store's pointer leads to the evidence of {report.execution_id}", None
+    if not isinstance(last, Terminated):
+        return (
+            f"it was sealed, and its chain ends with record {last.index} {last.kind}: the end was dropped",
+            last.index,
+        )
+    if last.outcome != pointer.outcome:
+        said = f"{pointer.outcome.kind}, score {pointer.outcome.score}"
+        return (
+            f"the store's pointer says {said}; record {last.index} says {last.outcome.kind}, score {last.outcome.score}",
+            last.index,
+        )
+    return "", None
+
+
+def _parting(store: EvidenceStore, head: str, history_heads: Sequence[str]) -> tuple[str, int | None]:
+    """Where the chain that the store points to leaves the one of Temporal's history: the first record that differs, and how."""
+    try:
+        named = walk_named(store, head, remember=False)
+    except EvidenceError:
+        return "", None  # the walk from this head tells where and why
+    places = {name: at for at, (name, _) in enumerate(named)}
+    common = -1
+    for witness in history_heads:
+        if witness in places:
+            common = max(common, places[witness])
+            continue
+        at, theirs = common + 1, _ancestor(store, witness, common + 1)
+        ours = f"{named[at][1].kind} {named[at][0]}" if at < len(named) else "no such record"
+        if theirs is None:
+            how = f"the history's {witness} is in no chain of this store"
+        else:
+            fields = _differing(theirs[1], named[at][1]) if at < len(named) else []
+            how = f"the history has {theirs[1].kind} {theirs[0]}" + (
+                f", differing in {', '.join(fields)}" if fields else ""
+            )
+        return f"record {at}: the store's pointer leads to {ours}; {how}: the chain was rewritten", at
+    return "", None
+
+
+def _ancestor(store: EvidenceStore, name: str | None, index: int) -> tuple[str, Record] | None:
+    """The record with this index at or behind a head, as far as it can be read."""
+    while name is not None:
+        try:
+            record = decode_record(store.get(name), name)
+        except EvidenceError:
+            return None
+        if record.index == index:
+            return name, record
+        name = record.previous
+    return None
+
+
+def _differing(one: Record, other: Record) -> list[str]:
+    if one.kind != other.kind:
+        return []
+    mine, yours = one.model_dump(mode="json"), other.model_dump(mode="json")
+    return sorted(key for key in {*mine, *yours} if mine.get(key) != yours.get(key))
 
 
 def _problem(store: EvidenceStore, sha256: str) -> str:

@@ -103,7 +103,7 @@ def exact_execution(
         made.operate(turn, shots[turn + 1])
     if score is not None:
         made.evaluate(score)
-    outcome = Outcome(kind=kind, score=score, eligible=eligible, admission_reason=str(kind), admission_policy="policy")
+    outcome = Outcome(kind=kind, score=score, eligible=eligible, admission_reason=str(kind), admission_policy="p")
     made.end(kind, score, eligible)
     records = chain.walk(store, made.head)
     write_pointer(

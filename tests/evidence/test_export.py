@@ -10,6 +10,7 @@ from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.evidence import chain, open_campaign
 from osworld_rollouts.evidence.export.campaign import export_campaign
 from osworld_rollouts.evidence.export.files import ExportError
+from osworld_rollouts.evidence.index import read_pointer, write_pointer
 from osworld_rollouts.evidence.loader import NotAnExport
 from tests.evidence.exact import END, exact_execution
 
@@ -165,6 +166,14 @@ def test_nemo_gym(campaign, tmp_path):
         open_campaign(tmp_path / "out")
     (unscored,) = (tmp_path / "out" / "unscored.jsonl").read_text().splitlines()
     assert json.loads(unscored)["outcome"] == "desktop_lost"
+
+
+def test_a_pointer_with_another_score_than_its_evidence_is_not_exported(campaign, tmp_path):
+    pointer = read_pointer(campaign, "camp/a/0/x1")
+    write_pointer(campaign, pointer.model_copy(update={"outcome": pointer.outcome.model_copy(update={"score": 0.25})}))
+    report = export_campaign(campaign, "camp", tmp_path / "out")
+    assert report.rollouts == 3
+    assert "is not the end that the pointer of camp/a/0/x1 names" in report.problems[0]
 
 
 def test_places_that_cannot_be_used(campaign, tmp_path):

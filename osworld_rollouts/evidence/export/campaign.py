@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from osworld_rollouts.evidence.errors import EvidenceError
-from osworld_rollouts.evidence.export.files import ExportError, JsonLines, Parquet, RowFile
+from osworld_rollouts.evidence.export.files import ExportError, JsonLines, NothingToExport, Parquet, PlaceInUse, RowFile
 from osworld_rollouts.evidence.export.rows import Execution, call_rows, read_execution, rollout_row
 from osworld_rollouts.evidence.index import list_pointers
 from osworld_rollouts.evidence.local_store import LocalStore
@@ -73,11 +73,11 @@ def export_campaign(
     target = Path(out)
     keys = sorted((item.rollout_id, item.number) for item in list_pointers(store, campaign_id=campaign_id))
     if not keys:
-        raise ExportError(
+        raise NothingToExport(
             f"campaign {campaign_id!r} has no sealed execution in {store.url}; check the name with `rollouts list`, and the store's URL"
         )
     if target.exists() and any(target.iterdir()):
-        raise ExportError(f"{target} is not empty; choose another directory or remove it")
+        raise PlaceInUse(f"{target} is not empty; choose another directory or remove it")
     target.mkdir(parents=True, exist_ok=True)
     report = ExportReport(campaign_id, format, str(target))
     writers = _writers(target, format)

@@ -21,6 +21,14 @@ class ExportError(EvidenceError):
     """An export that cannot be written."""
 
 
+class NothingToExport(ExportError):
+    """A campaign without a sealed execution."""
+
+
+class PlaceInUse(ExportError):
+    """A directory that holds something."""
+
+
 class RowFile(Protocol):
     """A file of rows."""
 

@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from osworld_rollouts.contracts.evidence import ModelCallRecord
+from osworld_rollouts.contracts.evidence import ModelCallRecord, Terminated
 from osworld_rollouts.evidence import transcript
 from osworld_rollouts.evidence.chain import walk_named
+from osworld_rollouts.evidence.errors import ChainBroken
 from osworld_rollouts.evidence.store import get_json
 
 if TYPE_CHECKING:
@@ -37,8 +38,15 @@ class Execution:
 
 
 def read_execution(store: EvidenceStore, pointer: ExecutionPointer) -> Execution:
-    """Walk a sealed execution's chain. Raises EvidenceError when it is not intact."""
+    """Walk a sealed execution's chain. Raises EvidenceError when it is not intact, or not the one that was sealed."""
     named = walk_named(store, pointer.head, remember=False)
+    last = named[-1][1]
+    if last.execution_id != pointer.execution_id:
+        raise ChainBroken(f"the pointer of {pointer.execution_id} leads to the evidence of {last.execution_id}")
+    if not isinstance(last, Terminated) or last.outcome != pointer.outcome:
+        raise ChainBroken(
+            f"record {last.index} {last.kind} is not the end that the pointer of {pointer.execution_id} names"
+        )
     return Execution(pointer, named, get_json(store, transcript.started([named[0][1]]).request))
 
 
