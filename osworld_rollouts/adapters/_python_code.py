@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from osworld_rollouts.adapters._fences import MODEL_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from osworld_rollouts.contracts.model import ImageGeometry
 
 POINT_ARGUMENTS = {
     **dict.fromkeys(
@@ -78,6 +80,14 @@ def project_points(code: str, project: Callable[[float, float], tuple[int, int]]
                 continue
             edits += zip(pair, points[-1], strict=True)
     return _edited(code, edits), points
+
+
+def off_screen(points: Iterable[tuple[int, int]], geometry: ImageGeometry) -> list[str]:
+    """A note for each point of code that lies off the screen: code is left as written, and the record says so."""
+    wide, high = geometry.screen_width, geometry.screen_height
+    return [
+        f"({x}, {y}) is off the screen, left as written" for x, y in points if not (0 <= x < wide and 0 <= y < high)
+    ]
 
 
 def split_calls(code: str, owner: str) -> list[str | Call]:

@@ -21,7 +21,7 @@ from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks,
 from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import Fence, find_fences, is_python, python_error
 from osworld_rollouts.adapters._parts import Ledger, without_thinking
-from osworld_rollouts.adapters._python_code import Call, project_points, repair_line_breaks, split_calls
+from osworld_rollouts.adapters._python_code import Call, off_screen, project_points, repair_line_breaks, split_calls
 from osworld_rollouts.contracts.action import Action, Done, Fail, PythonCode, Wait
 from osworld_rollouts.contracts.model import ParsedPart, ParsedReply
 from osworld_rollouts.contracts.request import History, ParsePolicy, Sampling
@@ -239,11 +239,7 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
             return round(x), round(y)
 
         projected, points = project_points(code, project)
-        notes.extend(
-            f"({x}, {y}) is off the screen, left as written"
-            for x, y in points
-            if not (0 <= x < width and 0 <= y < height)
-        )
+        notes.extend(off_screen(points, geometry))
         return PythonCode(code=projected)
 
     def _function(self, call: Call) -> Action | ParseFailure:

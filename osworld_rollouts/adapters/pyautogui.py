@@ -17,6 +17,7 @@ from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks
 from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import Fence, find_fences, is_python
 from osworld_rollouts.adapters._parts import Ledger, unfinished_thinking, without_thinking
+from osworld_rollouts.adapters._python_code import off_screen, project_points
 from osworld_rollouts.contracts.action import Action, Done, Fail, PythonCode, Wait
 from osworld_rollouts.contracts.model import (
     ImageGeometry,
@@ -120,7 +121,7 @@ class PyautoguiAdapter(BaseAdapter[PyautoguiOptions]):
         )
         return chat.request(model_name, merged(self.sampling_defaults(), sampling))
 
-    def parse(self, reply: Reply, geometry: ImageGeometry, marks: Marks = ()) -> ParsedReply:  # noqa: ARG002
+    def parse(self, reply: Reply, geometry: ImageGeometry, marks: Marks = ()) -> ParsedReply:
         """Each code block is an action; a block's last line may be WAIT, DONE or FAIL; a bare word counts as a block."""
         ledger = Ledger(reply.text)
         text = without_thinking(ledger)
@@ -136,12 +137,17 @@ class PyautoguiAdapter(BaseAdapter[PyautoguiOptions]):
         for fence in usable:
             actions.extend(_block(text, fence, ledger, len(actions)))
         tags = _tag_lines(marks) if self.options.observation == "som" else ""
+        notes = ["cut by the token limit after the last complete block"] if cut and actions else []
+        for code in (it.code for it in actions if isinstance(it, PythonCode)):
+            _, points = project_points(code, lambda x, y: (round(x), round(y)))
+            notes += off_screen(points, geometry)
         actions = [PythonCode(code=tags + it.code) if isinstance(it, PythonCode) else it for it in actions]
-        notes = ("cut by the token limit after the last complete block",) if cut and actions else ()
         failure = None if actions else _failure(reply, text, fences.open_at)
         thought = text[: usable[0].start].strip() if usable else text.strip()
         return self.checked(
-            ParsedReply(actions=tuple(actions), failure=failure, parts=ledger.parts(), notes=notes, thought=thought)
+            ParsedReply(
+                actions=tuple(actions), failure=failure, parts=ledger.parts(), notes=tuple(notes), thought=thought
+            )
         )
 
     def _system(self) -> str:

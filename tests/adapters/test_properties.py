@@ -84,6 +84,7 @@ ITEM = st.one_of(
     st.lists(INPUT, max_size=3).map(lambda actions: {"type": "computer_call", "call_id": "c", "actions": actions}),
     INPUT.map(lambda action: {"type": "tool_use", "id": "t", "name": "computer", "input": action}),
     JSON.map(lambda anything: {"type": "tool_use", "id": "t", "name": "computer", "input": anything}),
+    INPUT.map(lambda it: {"type": "tool_use", "name": it["action"], "toolset_name": "computer", "input": it}),
     JSON.map(lambda anything: {"type": "computer_call", "pending_safety_checks": anything, "action": anything}),
     JSON.map(lambda anything: {"type": "message", "content": anything}),
 )

@@ -66,6 +66,13 @@ def test_a_cut_reply_with_a_whole_block_is_used_and_noted():
     assert parsed.notes == ("cut by the token limit after the last complete block",)
 
 
+def test_points_off_the_screen_stay_as_written_and_are_noted():
+    code = "pyautogui.click(1920, 5)\npyautogui.moveTo(x=-3, y=9); pyautogui.dragTo((1919.2, 1079))\nprint(f(5000, 1))"
+    parsed = say(adapter("pyautogui"), block(code))
+    assert codes(parsed) == [code]
+    assert parsed.notes == tuple(f"{point} is off the screen, left as written" for point in ("(1920, 5)", "(-3, 9)"))
+
+
 def test_a_swallowed_answer_is_named():
     parsed = say(adapter("pyautogui"), "", reasoning="everything")
     assert "reasoning field" in parsed.failure.message
