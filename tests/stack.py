@@ -70,6 +70,7 @@ class Stack:
         timing: Timing = QUICK,
         sample: int = 0,
         base_url: str | None = None,
+        execution_s: float = Limits().execution_s,
         **fields: object,
     ) -> Submitted:
         """Submit one rollout of a task to the scripted policy; `faults` is a suffix of its model name such as `:done`."""
@@ -81,7 +82,7 @@ class Stack:
             ),
             campaign_id=campaign or self.campaign,
             sample_index=sample,
-            limits=Limits(max_executions=executions),
+            limits=Limits(max_executions=executions, execution_s=execution_s),
         )
         return await submit(
             self.client,

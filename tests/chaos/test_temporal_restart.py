@@ -1,4 +1,4 @@
-"""Case 5: the Temporal server is killed and comes back on its file database; workers and desktops outlive it."""
+"""Case 5: the Temporal server is killed and comes back on its file database, alone or, as after a power cut, with everything else."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 
 from osworld_rollouts.contracts.outcome import RolloutResult
+from osworld_rollouts.desktops.local import processes
 from osworld_rollouts.temporal import SEARCH_ATTRIBUTES
 from tests.chaos.conftest import SCRIPTS
 from tests.chaos.counting import counting_task
@@ -95,5 +96,38 @@ async def test_rollouts_go_on_when_the_server_is_back(tmp_path, table, during):
             assert played.generations == [1, 1, 1, 1]
             await system.exactly_once(played)
             table.add(5, f"Temporal server killed during {during}", system, played)
+    finally:
+        server.kill()
+
+
+async def test_everything_dies_but_the_disk(tmp_path, table):
+    """Server, worker and desktops are killed at once, as by a reboot: a new execution on a fresh desktop, soon, and nothing of the old one stays."""
+    server = Server(tmp_path)
+    client = await server.start()
+    try:
+        async with running(client, server.address, in_process=False, name="reboot", scripts=SCRIPTS) as stack:
+            system = System(stack)
+            worker = stack.start_worker()
+            submitted = await system.submit(counting_task(), faults=":slow=4@1")
+            await wait_until(lambda: system.asked(submitted, turn=1), 90)
+            record = await system.desktop(f"{submitted.rollout_id}/x1")
+            server.kill()
+            stack.kill_worker(worker)
+            for process in processes.find(record.marker):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+            assert record.state_dir.exists()
+            stack.client = await server.start()
+            stack.start_worker()
+            submitted = dataclasses.replace(
+                submitted, handle=stack.client.get_workflow_handle(submitted.handle.id, result_type=RolloutResult)
+            )
+            async with asyncio.timeout(120):
+                played = await system.ended(submitted)
+            assert played.kinds == ["desktop_lost", "agent_done"]
+            assert played.failure is None
+            assert not record.state_dir.exists()
+            await system.exactly_once(played)
+            table.add(5, "Temporal server, worker and desktop killed at once", system, played)
     finally:
         server.kill()

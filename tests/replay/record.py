@@ -1,7 +1,8 @@
-"""Record the histories that `test_replay.py` replays, from a real system with real desktops: `python -m tests.replay.record`.
+"""Record the histories that `test_replay.py` replays, from a real system with real desktops: `python -m tests.replay.record [KIND…]`.
 
-To be done again after a change that is meant to alter what a workflow does (docs/upgrades.md says when that is allowed), never to make
-a failing replay pass.
+A change that is guarded by `workflow.patched` gets a kind of its own beside the old ones, and only that is recorded. All are recorded
+again after a change that is meant to break running rollouts (docs/upgrades.md says when that is allowed), never to make a failing
+replay pass.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from tests.chaos.conftest import SCRIPTS
 from tests.chaos.counting import counting_task
 from tests.chaos.system import Played, System
 from tests.conftest import temporal_binary
-from tests.stack import ROOT, running
+from tests.stack import QUICK, ROOT, running, wait_until
 
 HISTORIES = Path(__file__).parent / "histories"
 LONG = 100
 """Events after which the server suggests continue-as-new here: more than three turns make, fewer than twelve."""
 
 
-async def main() -> None:
-    """Play each kind of rollout and write down its histories."""
+async def main(kinds: list[str]) -> None:
+    """Play these kinds of rollout, or all, and write down their histories."""
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
         data_converter=pydantic_data_converter,
@@ -45,23 +46,68 @@ async def main() -> None:
             system = System(stack)
             await system.fleet.start(2)
             try:
-                await record(system)
+                for kind in kinds or KINDS:
+                    await keep(system, kind, await KINDS[kind](system))
             finally:
                 await system.fleet.stop()
 
 
-async def record(system: System) -> None:
-    """One history for the rollout and one for each run of each execution."""
-    await keep(system, "succeeded", await system.play(counting_task()))
+async def succeeded(system: System) -> Played:
+    return await system.play(counting_task())
+
+
+async def failed_then_retried(system: System) -> Played:
     system.arm("setup-after-landing", "/x1/setup/o1")
-    await keep(system, "failed-then-retried", await system.play(counting_task()))
+    return await system.play(counting_task())
+
+
+async def recovered(system: System) -> Played:
     system.arm("act-after-landing", "/t1/o0")
-    await keep(system, "recovered", await system.play(counting_task()))
-    await keep(system, "continued-as-new", await system.play(counting_task(turns=12), max_turns=20))
+    return await system.play(counting_task())
+
+
+async def continued_as_new(system: System) -> Played:
+    return await system.play(counting_task(turns=12), max_turns=20)
+
+
+async def cancelled(system: System) -> Played:
     submitted = await system.submit(counting_task(gated=True))
     await system.desktop(f"{submitted.rollout_id}/x1")
     await submitted.handle.cancel()
-    await keep(system, "cancelled", await system.ended(submitted))
+    return await system.ended(submitted)
+
+
+async def paused(system: System) -> Played:
+    """For longer than a third of the lease, so that it is renewed."""
+    timing = QUICK.model_copy(update={"lease_ttl_s": 9.0})
+    submitted = await system.submit(counting_task(), faults=":slow=2", timing=timing)
+    await wait_until(lambda: system.asked(submitted, turn=1))
+    await submitted.handle.execute_update("pause")
+    await wait_until(lambda: system.scheduled(submitted, "renew_lease", 3))
+    await submitted.handle.execute_update("resume")
+    return await system.ended(submitted)
+
+
+async def deadline(system: System) -> Played:
+    """It comes during the second model call: scored as the desktop stands."""
+    return await system.play(counting_task(), faults=":slow=60@1", execution_s=15.0)
+
+
+async def too_late(system: System) -> Played:
+    """It comes during the first model call, of both executions."""
+    return await system.play(counting_task(), faults=":slow=60@0", execution_s=8.0)
+
+
+KINDS = {
+    "succeeded": succeeded,
+    "failed-then-retried": failed_then_retried,
+    "recovered": recovered,
+    "continued-as-new": continued_as_new,
+    "cancelled": cancelled,
+    "paused": paused,
+    "deadline": deadline,
+    "too-late": too_late,
+}
 
 
 async def keep(system: System, name: str, played: Played) -> None:
@@ -104,4 +150,4 @@ def anonymous(text: str, system: System) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1:]))
