@@ -335,13 +335,17 @@ def _reply(record: Json, get: GetBlob) -> Json:
 
 
 def _facts(body: Json) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[float, ...] | None]:
-    """Prompt ids, generated ids and log probabilities of a reply (vLLM chat and generate, SGLang chat)."""
+    """Prompt ids, generated ids and log probabilities of a reply (vLLM chat and generate, SGLang chat and its `sglext`)."""
     choices = body.get("choices")
     choice = cast("Json", choices[0]) if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     prompt = body.get("prompt_token_ids")
     prompt = choice.get("prompt_token_ids") if prompt is None else prompt
     generated = choice.get("token_ids")
     generated = choice.get("response_token_ids") if generated is None else generated
+    extension = choice.get("sglext") or body.get("sglext")
+    if isinstance(extension, dict):
+        prompt = _first_list(extension.get("input_ids")) if prompt is None else prompt
+        generated = _first_list(extension.get("output_ids")) if generated is None else generated
     content = (choice.get("logprobs") or {}).get("content")
     try:
         return (
@@ -351,6 +355,11 @@ def _facts(body: Json) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None, 
         )
     except (TypeError, ValueError, KeyError) as error:
         raise _BrokenError(f"a reply's ids cannot be read: {error}") from error
+
+
+def _first_list(value: Any) -> Any:
+    """SGLang's extension holds one list of ids, or one for each choice."""
+    return value[0] if isinstance(value, list) and value and isinstance(value[0], list) else value
 
 
 def _profile(started: Json, get: GetBlob) -> Json:
