@@ -39,7 +39,7 @@ def export(
     target = out or Path(f"{campaign}-{format}")
 
     def told(report: ExportReport) -> None:
-        if report.rollouts % 100 == 0:
+        if report.rollouts and report.rollouts % 100 == 0:
             console.note(f"{report.rollouts} rollouts, {report.calls} calls")
 
     try:

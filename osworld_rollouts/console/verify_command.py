@@ -16,7 +16,7 @@ from osworld_rollouts.console.store_commands import NOT_INTACT, configured_store
 from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id, split_execution_id
 from osworld_rollouts.evidence.chain import forget_cached_records
 from osworld_rollouts.evidence.index import read_pointer
-from osworld_rollouts.evidence.loader import open_campaign
+from osworld_rollouts.evidence.loader import NotAnExport, open_campaign
 from osworld_rollouts.evidence.verify import ExecutionReport, history_heads, verify_execution, verify_sealed
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import connect
@@ -123,7 +123,10 @@ async def _heads(client: Client, name: str) -> list[str] | None:
 
 
 def _verify_export(path: Path, out: Output) -> int:
-    campaign = open_campaign(path)
+    try:
+        campaign = open_campaign(path)
+    except NotAnExport as error:
+        raise ConsoleError(str(error), code=ExitCode.USAGE) from error
     rows: list[dict[str, Any]] = [
         {
             "rollout_id": item.row["rollout_id"], "intact": item.admission.intact, "eligible": item.admission.eligible,
@@ -146,5 +149,7 @@ def _verify_export(path: Path, out: Output) -> int:
             f"{row['rollout_id']}: {verdict}" + (f" ({reasons})" if reasons else ""),
             style=None if row["intact"] else "red",
         )
-    out.line(f"{len(rows)} rollouts, {len(broken)} not intact, {sum(row['eligible'] for row in rows)} admitted")
+    admitted = sum(row["eligible"] for row in rows)
+    tokens = sum(row["eligible_tokens"] for row in rows)
+    out.line(f"{len(rows)} rollouts, {len(broken)} not intact, {admitted} admitted with {tokens} eligible tokens")
     return NOT_INTACT if broken else 0

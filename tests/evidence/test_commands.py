@@ -95,6 +95,10 @@ def test_export_and_its_verification(cli, store, tmp_path):
     code, said, _ = cli("verify", "--export", out, "--json")
     assert (code, said["rollouts"][0]["eligible_tokens"]) == (0, 9)
     assert "3/3 calls, 9 tokens eligible" in cli("verify", "--export", out)[1]
+    assert "1 rollouts, 0 not intact, 1 admitted with 9 eligible tokens" in cli("verify", "--export", out)[1]
+    code, _, error = cli("verify", "--export", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "rollouts export" in error
     code, _, error = cli("export", "camp", "--out", out)
     assert code == 2
     assert "not empty" in error
