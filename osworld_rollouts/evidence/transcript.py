@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from osworld_rollouts.evidence.store import EvidenceStore
 
 
+@dataclass(frozen=True)
+class Shrink:
+    """A prompt that the server refused as too long, by call number, and how many images the next one had (None: there was none)."""
+
+    call: int
+    from_images: int
+    to_images: int | None
+
+
 @dataclass
 class Turn:
     """One turn as recorded.
@@ -54,6 +63,16 @@ class Turn:
     def rejected(self) -> list[ModelCallRecord]:
         """Answered calls whose reply held no usable action, oldest first."""
         return [call for call in self.calls if call.failure is not None and not call.overflow]
+
+    @property
+    def shrinks(self) -> list[Shrink]:
+        """Prompts of the turn that were too long, oldest first."""
+        following = [*self.calls[1:], None]
+        return [
+            Shrink(call.call, len(call.media), None if after is None else len(after.media))
+            for call, after in zip(self.calls, following, strict=True)
+            if call.overflow
+        ]
 
     @property
     def actions(self) -> tuple[Action, ...]:

@@ -153,7 +153,26 @@ def _step(turn: Turn, *, last: bool, score: float | None) -> dict[str, Any]:
         "actions": [_action(action) for action in turn.actions],
         "reward": (score or 0.0) if last else 0.0,
         "done": last,
-        "info": {},
+        "info": _info(turn),
+    }
+
+
+def _info(turn: Turn) -> dict[str, Any]:
+    """What went wrong in a turn's calls, in the peer's words; nothing where nothing did."""
+    events = [
+        {
+            "parse_attempt": it.call,
+            "from_images": it.from_images,
+            "to_images": it.to_images,
+            "reason": "context_overflow",
+        }
+        for it in turn.shrinks
+    ]
+    kinds = [call.failure.kind for call in turn.rejected if call.failure] + ["context_overflow"] * len(events)
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return {
+        **({"prompt_shrink_events": events} if events else {}),
+        **({"failure_kind_counts": counts} if counts else {}),
     }
 
 
