@@ -22,6 +22,7 @@ from osworld_rollouts.adapters._reading import (
 from osworld_rollouts.adapters.registry import (
     AdapterError,
     BadAdapterOptions,
+    BrokenAdapter,
     UnknownAdapter,
     adapter_names,
     load_adapter,
@@ -31,6 +32,7 @@ __all__ = [
     "AdapterError",
     "BadAdapterOptions",
     "BaseAdapter",
+    "BrokenAdapter",
     "Chat",
     "FailureKind",
     "Fields",

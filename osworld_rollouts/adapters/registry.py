@@ -43,6 +43,10 @@ class UnknownAdapter(AdapterError):
         super().__init__(f"there is no adapter {name!r}; installed are: {', '.join(adapter_names())}")
 
 
+class BrokenAdapter(AdapterError):
+    """An installed package names an adapter that cannot be imported, or is none."""
+
+
 class BadAdapterOptions(AdapterError):
     """Options that the adapter does not take."""
 
@@ -57,6 +61,7 @@ def load_adapter(name: str, options: Mapping[str, Any] | None = None) -> ModelAd
 
     Raises:
         UnknownAdapter: listing what there is.
+        BrokenAdapter: naming the package that is to be mended.
         BadAdapterOptions: naming each option that is unknown or wrong.
     """
     cls = adapter_class(name)
@@ -74,13 +79,26 @@ def adapter_class(name: str) -> type[BaseAdapter[Options]]:
 
     Raises:
         UnknownAdapter: listing what there is.
+        BrokenAdapter: naming the package that is to be mended.
     """
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return cast("type[BaseAdapter[Options]]", getattr(import_module(module), attribute))
     if (found := _installed().get(name)) is not None:
-        return cast("type[BaseAdapter[Options]]", found.load())
+        return _load(found)
     raise UnknownAdapter(name)
+
+
+def _load(point: EntryPoint) -> type[BaseAdapter[Options]]:
+    package = f"package {point.dist.name} {point.dist.version}" if point.dist else "an installed package"
+    where = f"adapter {point.name!r} of {package} ({point.value})"
+    try:
+        cls = point.load()
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        raise BrokenAdapter(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(cls, "options_type"):
+        raise BrokenAdapter(f"{where} is no adapter class: it has no options_type")
+    return cast("type[BaseAdapter[Options]]", cls)
 
 
 def _installed() -> dict[str, EntryPoint]:

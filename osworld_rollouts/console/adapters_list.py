@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -27,7 +28,13 @@ def list_adapters(*, json: bool = False) -> None:
         Print JSON.
     """
     out = Output(as_json=json)
-    found = [load_adapter(name) for name in adapter_names()]
+    found: list[ModelAdapter] = []
+    broken: list[str] = []
+    for name in adapter_names():
+        try:
+            found.append(load_adapter(name))
+        except AdapterError as error:
+            broken.append(str(error))
     out.record(
         [
             {**adapter.identity().model_dump(mode="json"), "api": adapter.api, "summary": _summary(adapter)}
@@ -38,6 +45,8 @@ def list_adapters(*, json: bool = False) -> None:
         ("adapter", "version", "api", "what it is"),
         [(adapter.name, adapter.version, adapter.api, _summary(adapter)) for adapter in found],
     )
+    for message in broken:
+        sys.stderr.write(f"warning: {message}\n")
 
 
 def show_adapter(name: str, /, *, option: tuple[str, ...] = (), json: bool = False) -> None:

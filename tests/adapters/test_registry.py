@@ -10,12 +10,14 @@ import pytest
 from osworld_rollouts import history
 from osworld_rollouts.adapters import (
     BadAdapterOptions,
+    BrokenAdapter,
     ModelAdapter,
     UnknownAdapter,
     adapter_names,
     load_adapter,
     registry,
 )
+from osworld_rollouts.console.main import run
 from osworld_rollouts.contracts.action import Done
 from osworld_rollouts.contracts.model import ParsedReply
 
@@ -61,6 +63,27 @@ def test_third_parties_add_adapters(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.GROUP else [])
     assert "shout" in adapter_names()
     assert load_adapter("shout").parse(None, None).actions == (Done(),)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nowhere_at_all:Adapter", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        (f"{__name__}:NoAdapter", "AttributeError"),
+        (f"{__name__}:SDKS", "is no adapter class"),
+    ],
+)
+def test_a_broken_package_is_named_and_hides_no_other_adapter(monkeypatch, capsys, value, message):
+    point = EntryPoint(name="shout", value=value, group=registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == registry.GROUP else [])
+    with pytest.raises(BrokenAdapter, match=message):
+        load_adapter("shout")
+    assert run(["adapters"]) == 0
+    shown = capsys.readouterr()
+    assert all(name in shown.out for name in registry.BUILT_IN)
+    assert message in shown.err
+    assert run(["adapters", "show", "shout"]) == 2
+    assert message in capsys.readouterr().err
 
 
 class ShoutAdapter(registry.adapter_class("pyautogui")):
