@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from osworld_rollouts.adapters._chat import Chat, fill, merged
 from osworld_rollouts.adapters._contract import BaseAdapter, FailureKind, Marks, Options
@@ -22,6 +22,7 @@ from osworld_rollouts.adapters._failures import no_action
 from osworld_rollouts.adapters._fences import Fence, find_fences, is_python, python_error
 from osworld_rollouts.adapters._parts import Ledger, without_thinking
 from osworld_rollouts.adapters._python_code import Call, off_screen, project_points, repair_line_breaks, split_calls
+from osworld_rollouts.adapters._reading import Rejected, read_json
 from osworld_rollouts.contracts.action import Action, Done, Fail, PythonCode, Wait
 from osworld_rollouts.contracts.model import ParsedPart, ParsedReply
 from osworld_rollouts.contracts.request import History, ParsePolicy, Sampling
@@ -83,6 +84,7 @@ _TRIVIAL = frozenset({
 _TOOL_CALL = re.compile(r"</?tool_call>()")
 _NEXT_HEADING = re.compile(r"^[ \t]*##(?:[ \t]+|$)", re.MULTILINE)
 _THOUGHT = re.compile(r"\A\s*(?:<think(?:ing)?>)?(.*?)</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+_LITERAL_TAG = re.compile(r"\A[ \t]*(?:code|python|py|json)(?:\\r)?\\n", re.IGNORECASE)
 _LITERAL_BREAK = re.compile(r"(?:\\r)?\\n")
 _LOOSE_CALL = re.compile(r"\s*(?:\w+\s*=\s*)?computer\.(wait|terminate)\b", re.IGNORECASE)
 _LOOSE_STATUS = re.compile(r"""["']?status["']?\s*[:=]\s*["'](\w+)["']""", re.IGNORECASE)
@@ -169,6 +171,8 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
 
     def parse(self, reply: Reply, geometry: ImageGeometry, marks: Marks = ()) -> ParsedReply:  # noqa: ARG002
         """The last block of the Code section, or the section itself where it has none."""
+        if (text := _unwrapped(reply.text)) is not None:
+            return _of_whole(self.parse(reply.model_copy(update={"text": text}), geometry), reply)
         ledger = Ledger(reply.text)
         said = self._sections(reply.text, reply.reasoning, ledger)
         native, code = (None, said.code) if said.code else _native_call(reply)
@@ -269,7 +273,8 @@ class NemotronNanoOmniAdapter(BaseAdapter[NemotronOptions]):
         return Wait(seconds=self.options.wait_s)
 
     def _said(self, past: PastTurn, template: str, **values: object) -> str:
-        said = self._sections(past.text, past.reasoning, Ledger(past.text))
+        text = _unwrapped(past.text) or past.text
+        said = self._sections(text, past.reasoning, Ledger(text))
         action = said.action
         if not action and any(isinstance(taken, PythonCode) for taken in past.actions):
             action = ACTION_INFERRED
@@ -347,14 +352,40 @@ def _code(text: str, visible: str, ledger: Ledger) -> tuple[str | None, tuple[in
     if not blocks and fences.open_at is not None and fences.open_at < section.end:
         return None, None, ParseFailure(kind=FailureKind.UNPARSEABLE, message="unsupported or unterminated Code fence")
     body = (blocks[-1].body_start, blocks[-1].body_end) if blocks else (section.start, section.end)
-    code = repair_line_breaks(_TOOL_CALL.sub(r"\1", text[slice(*body)])).strip()
+    inner = text[slice(*body)] if not blocks or blocks[-1].tag else _LITERAL_TAG.sub("", text[slice(*body)])
+    code = repair_line_breaks(_TOOL_CALL.sub(r"\1", inner)).strip()
     if not code:
         return None, None, ParseFailure(kind=FailureKind.NO_ACTION, message="the ## Code section is empty")
     return code, (blocks[-1].start, blocks[-1].end) if blocks else body, None
 
 
 def _is_code(text: str) -> bool:
-    return is_python(repair_line_breaks(text).strip())
+    return is_python(repair_line_breaks(_LITERAL_TAG.sub("", text)).strip())
+
+
+def _unwrapped(text: str) -> str | None:
+    """The text inside a list of text parts that a server wrote out as one string; None for any other text."""
+    if not text.lstrip().startswith("[{"):
+        return None
+    try:
+        parts = read_json(text)
+    except Rejected:
+        return None
+    texts = [part["text"] for part in cast("list[Any]", parts) if _is_text(part)]
+    return "".join(texts) if texts and len(texts) == len(parts) else None
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _of_whole(parsed: ParsedReply, reply: Reply) -> ParsedReply:
+    """What was read out of such a list, with the string as a whole for its parts: inside it everything is escaped."""
+    native = tuple(part for part in parsed.parts if part.source != "text")
+    dropped = parsed.failure.message if parsed.failure else "the action is a native call" if native else None
+    part = ParsedPart(start=0, end=len(reply.text), action=0 if dropped is None else None, dropped=dropped)
+    notes = (*parsed.notes, "the reply's text is a list of text parts, written out as one string")
+    return parsed.model_copy(update={"parts": (part, *native), "notes": notes})
 
 
 def _json_call(code: str) -> Call | None:

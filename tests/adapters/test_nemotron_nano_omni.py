@@ -91,6 +91,7 @@ def test_code_sections(code, actions):
         (f"## Action:\\nGo.\\n## Code:\\n{block('b()')}", ["b()"]),
         (f"<think>{block('a()')}\n## Code:\n{block('a()')}</think>\n## Code:\n{block('b()')}", ["b()"]),
         (f"## Code\n{block('b()', 'py')}", ["b()"]),
+        (f"## Action:\\nGo.\\n## Code:\\n{FENCE}python\\nb('x\\n')\\nc()\\n{FENCE}", ["b('x\\n')\nc()"]),
     ],
 )
 def test_layouts(text, actions):
@@ -117,6 +118,23 @@ def test_failures_have_kinds(text, facts, kind):
     parsed = say(adapter("nemotron_nano_omni"), text, **facts)
     assert parsed.actions == ()
     assert parsed.failure.kind == kind
+
+
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_a_list_of_text_parts_written_out_as_one_string_is_read(write):
+    it = adapter("nemotron_nano_omni")
+    text = write([{"type": "text", "text": GOOD[:20]}, {"type": "text", "text": GOOD[20:]}])
+    parsed = say(it, text)
+    assert codes(parsed) == codes(say(it, GOOD)) == ["pyautogui.click(960, 540)"]
+    assert [(part.start, part.end, part.action) for part in parsed.parts] == [(0, len(text), 0)]
+    assert parsed.notes == ("the reply's text is a list of text parts, written out as one string",)
+    said = texts(it.render(prompt(it, [turn(0, text, actions=parsed.actions)]), "m", Sampling()).body["messages"])
+    assert said == texts(
+        it.render(prompt(it, [turn(0, GOOD, actions=parsed.actions)]), "m", Sampling()).body["messages"]
+    )
+    failed = say(it, write([{"type": "text", "text": "hm"}]))
+    assert failed.failure.kind == "no_action"
+    assert failed.parts[0].dropped == failed.failure.message
 
 
 def test_coordinates():

@@ -33,7 +33,12 @@ PIECES = st.sampled_from(
         "Thought: ", "Action: ", "click(start_box='(1,2)')", "type(content='", "')", "\n\n", "\\n", "\x00", "\ud800", "é🙂", "[" * 30, "{",
     ]
 )  # fmt: skip
-TEXT = st.one_of(st.text(max_size=200), st.lists(st.one_of(PIECES, st.text(max_size=8)), max_size=12).map("".join))
+WORDS = st.lists(st.one_of(PIECES, st.text(max_size=8)), max_size=12).map("".join)
+TEXT = st.one_of(
+    st.text(max_size=200),
+    WORDS,
+    st.lists(WORDS, max_size=2).map(lambda texts: str([{"type": "text", "text": it} for it in texts])),
+)
 JSON = st.recursive(
     st.one_of(
         st.none(),
