@@ -117,7 +117,11 @@ class EvidenceActivities:
         )
         head = chain.append(self._store, None, record)
         return Opened(
-            head=head, history_name=history.name or "none", history_params=history.params, parse_policy=policy
+            head=head,
+            history_name=history.name or "none",
+            history_params=history.params,
+            store=self._store.url,
+            parse_policy=policy,
         )
 
     @activity.defn(name="seal_execution")

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from osworld_rollouts.contracts.outcome import Outcome, RolloutResult
 
 
-def execution_details(start: ExecutionStart, view: ExecutionView, outcome: Outcome | None) -> str:
+def execution_details(
+    start: ExecutionStart, view: ExecutionView, outcome: Outcome | None, store: str | None = None
+) -> str:
     """Instruction, place, last three turns, score, evidence."""
     rollout = start.rollout.request.rollout
     lines = [
@@ -31,7 +33,12 @@ def execution_details(start: ExecutionStart, view: ExecutionView, outcome: Outco
         if outcome.cause:
             lines += ["", f"> {_text(outcome.cause.message)}"]
     if view.head:
-        lines += ["", f"Evidence head `{view.head}`"]
+        rollout_id = start.rollout.request.rollout_id
+        place = f" in `{store.replace('`', '')}`" if store else ""
+        lines += [
+            "",
+            f"Evidence head `{view.head}`{place}; `rollouts verify {rollout_id}` checks it against this history",
+        ]
     if view.lease_id:
         lines += [f"Desktop `{view.lease_id}` on host `{view.host_id}`"]
     return "\n".join(lines)

@@ -89,7 +89,7 @@ class Turns:
             last_action=state.last_action,
         )
 
-    def state(self, *, paused: bool, stop_requested: bool) -> ExecutionState:
+    def state(self, *, paused: bool, stop_requested: bool, store: str | None) -> ExecutionState:
         """What the next run needs."""
         return ExecutionState(
             head=self.head,
@@ -104,6 +104,7 @@ class Turns:
             deadline_at=self.deadline_at,
             recent=self.recent,
             last_action=self.last_action,
+            store=store,
             paused=paused,
             stop_requested=stop_requested,
         )

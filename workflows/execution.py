@@ -42,6 +42,7 @@ class ExecutionWorkflow(Control):
         self._steps = Steps(self._timing, start.rollout.pool_queue)
         self._phase = "starting"
         self._head: str | None = None
+        self._store: str | None = None
         self._lease: Lease | None = None
         self._turns: Turns | None = None
         self._score: float | None = None
@@ -89,7 +90,7 @@ class ExecutionWorkflow(Control):
                 run_id=info.run_id,
             )
         )
-        self._head = opened.head
+        self._head, self._store = opened.head, opened.store
         self._enter("provisioning")
         lease = self._lease = await self._steps.provision(
             steps.ProvisionDesktop(
@@ -122,7 +123,7 @@ class ExecutionWorkflow(Control):
         return self._take_turns(Turns.first(self, lease, opened, prepared, deadline))
 
     async def _resume(self, state: ExecutionState) -> Turns:
-        self._head, self._lease = state.head, state.lease
+        self._head, self._lease, self._store = state.head, state.lease, state.store
         self._keep(state.lease)
         return self._take_turns(Turns.resumed(self, state))
 
@@ -303,7 +304,7 @@ class ExecutionWorkflow(Control):
                 rollout=self._start.rollout,
                 execution_id=self._start.execution_id,
                 number=self._start.number,
-                resume=turns.state(paused=self.paused, stop_requested=self.stop_requested),
+                resume=turns.state(paused=self.paused, stop_requested=self.stop_requested, store=self._store),
                 continue_after_events=self._start.continue_after_events,
             )
         )
@@ -336,7 +337,7 @@ class ExecutionWorkflow(Control):
 
     def refresh(self) -> None:
         """Rewrite the Markdown that the Temporal UI shows for this execution."""
-        workflow.set_current_details(execution_details(self._start, self.state(), self._outcome))
+        workflow.set_current_details(execution_details(self._start, self.state(), self._outcome, self._store))
 
     @workflow.query
     def state(self) -> ExecutionView:

@@ -46,6 +46,7 @@ class ExecutionState(Contract):
     deadline_at: datetime
     recent: tuple[TurnSummary, ...] = ()
     last_action: str | None = None
+    store: str | None = None
     stop_requested: bool = False
     paused: bool = False
 

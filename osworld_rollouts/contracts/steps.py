@@ -27,11 +27,12 @@ class OpenExecution(Contract):
 
 
 class Opened(Contract):
-    """The chain begins. History and parse policy are the adapter's defaults where the request named none."""
+    """The chain begins, in the evidence store `store`. History and parse policy are the adapter's defaults where the request named none."""
 
     head: Sha256
     history_name: str
     history_params: dict[str, JsonValue]
+    store: str | None = None
     parse_policy: ParsePolicy | None = Field(
         default=None, description="None: opened before it was resolved here; what the request says holds"
     )

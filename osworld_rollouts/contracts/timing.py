@@ -14,7 +14,9 @@ class Timing(Contract):
         default=15, gt=1, description="a dead worker is noticed after this; workers beat at half of it"
     )
     pool_wait_s: float = Field(
-        default=86400, gt=0, description="in a large campaign most rollouts wait all night for a free desktop, which costs nothing"
+        default=86400,
+        gt=0,
+        description="in a large campaign most rollouts wait all night for a free desktop, which costs nothing",
     )
     host_grace_s: float = Field(
         default=180,
