@@ -159,10 +159,12 @@ class EvaluationActivities:
             facts = await patiently(self._executions.at, step.head)
             job = self._job(step, record, facts, "evaluate", 0, step.timeout_s)
             last_action = {"fail": "FAIL", "done": "DONE"}.get(step.last_action or "", step.last_action)
+            reach("evaluate-started", step.execution_id)
             try:
                 report = await self._evaluator.evaluate(job, last_action, heartbeat=activity.heartbeat)
             except EvaluationFailed as error:
                 raise await self._evaluation_failure(error, step) from error
+            reach("evaluate-after-verdict", step.execution_id)
             files, left = await patiently(self._files, report.files)
             written = EvaluationRecord(
                 **facts.place(step.execution_id),
@@ -176,6 +178,7 @@ class EvaluationActivities:
                 evaluator=self._evaluator.identity(),
             )
             head = await patiently(chain.append, self._store, step.head, written)
+            reach("evaluate-after-record", step.execution_id)
             log.info("evaluated", score=report.score, seconds=report.duration_ms / 1000)
             return steps.Evaluated(head=head, score=report.score, duration_ms=report.duration_ms)
 

@@ -17,6 +17,7 @@ workers there are and however often they are started again.
 | post-after-landing, post-after-steps, post-after-record | operation id, execution id | landed, returned |
 | model-before-send, model-after-reply, model-after-journal, model-after-record | execution id/t<turn> | sent, received, journalled, returned |
 | teardown-started | lease id | |
+| evaluate-started, evaluate-after-verdict, evaluate-after-record | execution id | the verdict, its record, returned |
 | evaluate-before-dispatch, evaluate-after-landing | operation id | the evaluator's own commands |
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,11 +73,13 @@ class FaultProxy:
         self._server = await asyncio.start_unix_server(self._connection, self.socket, limit=2**26)
 
     async def refuse(self) -> None:
-        """Refuse connections until `listen`."""
+        """Refuse connections until `listen`: a socket is there and nobody listens."""
         if self._server is not None:
             self._server.close()
             self._server = None
         self.socket.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as deaf:
+            deaf.bind(str(self.socket))
 
     async def close(self) -> None:
         """Give the socket back, if the desktop is still there."""

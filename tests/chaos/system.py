@@ -253,6 +253,7 @@ class System:
         alive = {process.pid for process in self.stack.processes if process.poll() is None}
         return [
             *self.stack.leftovers(),
+            *(str(path) for path in Path(state_dir, "evaluator", "workers").glob("worker-*/*-*") if path.is_dir()),
             *mounts,
             *(f"display {name}" for name in set(_displays()) - self._before),
             *(f"process {pid} of a dead worker" for pid in _orphans(state_dir, alive)),

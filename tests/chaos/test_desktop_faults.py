@@ -22,7 +22,9 @@ async def test_guest_server_killed_between_operations(system, table):
     submitted = await system.submit(counting_task(), faults=":slow=4@1")
     record = await system.desktop(f"{submitted.rollout_id}/x1")
     await wait_until(lambda: system.asked(submitted, turn=1))
-    os.kill(_server(record), signal.SIGKILL)
+    killed = _server(record)
+    os.kill(killed, signal.SIGKILL)
+    await wait_until(lambda: _server(record) not in {None, killed})
     played = await system.ended(submitted)
     assert played.kinds == ["agent_done"]
     assert played.generations == [1, 1, 1, 1]
@@ -86,11 +88,11 @@ def _tree(record) -> list[int]:
     return found
 
 
-def _server(record) -> int:
-    """The guest's HTTP server."""
+def _server(record) -> int | None:
+    """The guest's HTTP server, if it runs."""
     for pid in _tree(record):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"server" in words and b"--token-stdin" in words:
                 return pid
-    raise AssertionError(f"no guest server among the processes of {record.lease_id}")
+    return None

@@ -107,12 +107,14 @@ async def test_store_away_for_a_minute(system, small_disk, table, when):
     record = await system.desktop(f"{submitted.rollout_id}/x1", 90)
     if when == "turns":
         await wait_until(lambda: system.asked(submitted, turn=1), 90)
+    before = system.stack.logs().count("evidence store is away")
     store = small_disk / "evidence"
     store.rename(small_disk / "away")
     if when == "setup":
         system.open_gate(record)
     await asyncio.sleep(AWAY_S)  # how long the store is away is the fault itself
     (small_disk / "away").rename(store)
+    assert system.stack.logs().count("evidence store is away") > before
     played = await system.ended(submitted)
     assert played.kinds == ["agent_done"]
     assert played.generations == [1, 1, 1, 1]

@@ -8,9 +8,10 @@ import pytest
 
 from osworld_rollouts.contracts.evidence import ModelCallRecord, OperationsRecord
 from osworld_rollouts.evidence import chain
+from tests.chaos.conftest import SCRIPTS
 from tests.chaos.counting import counting_task, counts
-from tests.chaos.system import once
-from tests.stack import wait_until
+from tests.chaos.system import System, once
+from tests.stack import running, wait_until
 
 pytestmark = [pytest.mark.temporal, pytest.mark.desktop]
 chaos = pytest.mark.chaos
@@ -58,14 +59,24 @@ async def test_gui_action_killed_while_the_guest_performs_it(system, table):
 
 
 @chaos
-async def test_gui_action_intended_and_no_host_there_to_take_it(system, table):
-    submitted = await system.submit(counting_task(), faults=":slow=4@1")
-    await wait_until(lambda: system.asked(submitted, turn=1))
-    system.fleet.kill_all()
-    played = await system.ended(submitted)
-    assert played.kinds == ["agent_done"]
-    await system.exactly_once(played)
-    table.add(1, "worker killed before a GUI action is dispatched", system, played)
+async def test_gui_action_intended_and_no_host_there_to_take_it(temporal_env, table):
+    """The desktop's host dies while the model generates; the action waits in its queue until the host is back."""
+    address = temporal_env.client.service_client.config.target_host
+    async with running(temporal_env.client, address, in_process=False, name="intended", scripts=SCRIPTS) as stack:
+        system = System(stack)
+        stack.start_worker("workflows,models")
+        host = stack.start_worker("desktops")
+        submitted = await system.submit(counting_task(), faults=":slow=4@1")
+        await wait_until(lambda: system.asked(submitted, turn=1), 90)
+        stack.kill_worker(host)
+        await wait_until(lambda: system.scheduled(submitted, "perform_operation", 2))
+        assert not await system.pending(submitted, "perform_operation")  # intended, and not dispatched
+        stack.start_worker("desktops")
+        played = await system.ended(submitted)
+        assert played.kinds == ["agent_done"]
+        assert played.generations == [1, 1, 1, 1]
+        await system.exactly_once(played)
+        table.add(1, "worker killed before a GUI action is dispatched", system, played)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +130,14 @@ async def test_post_steps_are_never_repeated_on_a_dirty_desktop(system, table, p
 
 
 @chaos
-@pytest.mark.parametrize("place", ["evaluate-after-landing"])
+@pytest.mark.parametrize("place", ["evaluate-started", "evaluate-after-verdict", "evaluate-after-record"])
 async def test_evaluation_is_asked_again_on_the_same_desktop(system, table, place):
-    system.arm(place)
+    system.arm(place, "/x1")
     played = await system.play(counting_task())
+    assert system.fired
     assert played.kinds == ["agent_done"]
     await system.exactly_once(played)
-    table.add(1, "worker killed during evaluation", system, played)
+    table.add(1, f"worker killed at {place}", system, played)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +174,7 @@ async def test_reply_that_was_received_and_not_yet_written_down_is_said_to_exist
     """Between the last byte and the journal's sync lies a window that nobody can close: the evidence says so."""
     system.arm("model-after-reply", "/x1/t1")
     played = await system.play(counting_task())
+    assert system.fired
     assert played.generations == [1, 2, 1, 1]
     records = chain.walk(system.store, played.result.executions[0].evidence_head)
     call = next(record for record in records if isinstance(record, ModelCallRecord) and record.turn == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 import pytest
 
@@ -103,6 +104,8 @@ async def test_connection_refused_for_a_while(system, table):
         await proxy.listen()
         played = await system.ended(submitted)
     assert played.kinds == ["agent_done"]
+    _, act, _ = _acts(system, played)
+    assert _seconds(act) > 2  # it was refused, and went on asking
     await system.exactly_once(played)
     table.add(2, "connection refused for 3 s, GUI action", system, played)
 
@@ -137,6 +140,18 @@ async def test_observation_that_fails_for_longer_is_repeated_by_another_activity
     assert [record.operations[0]["replayed"] for record in acts] == [False, True, False]
     await system.exactly_once(played)
     table.add(3, "no screenshot for longer than one activity waits", system, played)
+
+
+def _acts(system, played) -> list[OperationsRecord]:
+    """What was done on the desktop, turn by turn."""
+    records = chain.walk(system.store, played.result.executions[0].evidence_head)
+    return [record for record in records if isinstance(record, OperationsRecord)]
+
+
+def _seconds(act: OperationsRecord) -> float:
+    """From the first attempt at a turn's operations to the last one's end."""
+    times = [datetime.fromisoformat(entry[name]) for entry in act.operations for name in ("started_at", "finished_at")]
+    return (max(times) - min(times)).total_seconds()
 
 
 _FAULTS = {"cut": "cut off in its middle", "spoil": "with half of its bytes", "http500": "answered with HTTP 500"}

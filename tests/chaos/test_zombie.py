@@ -54,7 +54,9 @@ async def test_setup_of_a_zombie_reaches_nobody(system, table):
     second = await system.desktop(f"{submitted.rollout_id}/x2", PATIENCE_S)
     await wait_until(lambda: len(system.counts_now(second).gui) >= 2, PATIENCE_S)
     assert not first.state_dir.exists()
+    before = system.stack.logs().count("given up by Temporal")
     system.fleet.wake()
+    await wait_until(lambda: system.stack.logs().count("given up by Temporal") > before)  # and it says so
     played = await system.ended(submitted)
     assert played.kinds == ["prepare_failed", "agent_done"]
     assert not first.state_dir.exists()
