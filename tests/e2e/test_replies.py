@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from osworld_rollouts.contracts.evidence import ModelCallRecord
 from osworld_rollouts.contracts.outcome import OutcomeKind
-from osworld_rollouts.contracts.request import Adapter, Sampling
+from osworld_rollouts.contracts.request import Adapter, ParsePolicy, Sampling
 from osworld_rollouts.evidence import chain, transcript
 from osworld_rollouts.evidence.store import open_store
 from osworld_rollouts.tasks import shipped_tasks
@@ -51,3 +53,24 @@ async def test_a_prompt_that_is_too_long_loses_a_screenshot_and_stays_short(stac
     assert (shrink.from_images, shrink.to_images) == (3, 2)
     assert all(len(turn.final.media) <= 2 for turn in turns)
     assert turns[2].calls[0].error
+
+
+async def test_feedback_shows_the_refused_reply_and_no_second_screenshot(stack):
+    submitted = await stack.submit(
+        TASK,
+        faults=":garbage=x1@1",
+        parse_policy=ParsePolicy(on_failure="feedback", resamples=2),
+        campaign=f"{stack.campaign}-feedback",
+    )
+    result = await submitted.handle.result()
+    assert (result.outcome.kind, result.outcome.score) == (OutcomeKind.AGENT_DONE, 1.0)
+    turns = transcript.turns(records_of(stack, result))
+    assert [len(turn.calls) for turn in turns] == [1, 2, *[1] * (len(turns) - 2)]
+    refused, accepted = turns[1].calls
+    assert (refused.failure.kind, accepted.failure) == ("no_action", None)
+    assert refused.media == accepted.media
+    store = open_store(stack.settings.store.url)
+    *shown, reply, feedback = json.loads(store.get(accepted.sent))["body"]["messages"]
+    assert shown == json.loads(store.get(refused.sent))["body"]["messages"]
+    assert refused.text in json.dumps(reply, ensure_ascii=False)
+    assert refused.failure.message in json.dumps(feedback, ensure_ascii=False)
