@@ -56,6 +56,9 @@ class RolloutWorkflow:
             self._refresh()
             if not outcomes.retry_allowed(result.outcome.kind, number, limits.max_executions):
                 break
+            if workflow.cancellation_reason() is not None and workflow.patched("cancel-while-tidying-up"):
+                # It came when the execution had failed by itself and only tidied up.
+                return self._finish(self._cancelled(asyncio.CancelledError()))
             pause = start.timing.retry_pause_s * 2 ** (number - 1)
             self._enter(f"waiting for execution {number + 1}")
             try:

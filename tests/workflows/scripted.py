@@ -65,7 +65,7 @@ class Script:
         self.grow: dict[str, int] = {}
         """Bytes that the answer of an activity has too many."""
         self.renew: Callable[[str], None] = lambda _lease_id: None
-        self.teardown: Callable[[steps.TeardownDesktop], None] = lambda _step: None
+        self.teardown: Callable[[steps.TeardownDesktop], Awaitable[None] | None] = lambda _step: None
 
     def named(self, name: str) -> list:
         return [step for called, step in self.calls if called == name]
@@ -155,7 +155,7 @@ class Script:
         @activity.defn
         async def teardown_desktop(step: steps.TeardownDesktop) -> None:
             calls.append(("teardown_desktop", step))
-            self.teardown(step)
+            await settled(self.teardown(step))
 
         @activity.defn
         async def seal_execution(step: steps.SealExecution) -> steps.Sealed:

@@ -338,6 +338,29 @@ async def test_cancelled_between_two_executions_lists_what_there_was(temporal_en
         assert [item.outcome.kind for item in result.executions] == [OutcomeKind.DESKTOP_NOT_READY]
 
 
+async def test_cancelled_while_a_failed_execution_is_tidied_up_starts_no_other(temporal_env, make_request):
+    """The execution has failed by itself and no longer listens; the cancellation counts for the rollout all the same."""
+    script = Script()
+    script.perform = refuse(OutcomeKind.DESKTOP_LOST, "gone")
+    go_on = asyncio.Event()
+
+    async def slowly(_step):
+        await go_on.wait()
+
+    script.teardown = slowly
+    async with world(temporal_env, script) as start:
+        submitted = await start(make_request(), Timing(retry_pause_s=1))
+        await until(lambda: script.named("teardown_desktop"))
+        await submitted.handle.cancel()
+        execution = temporal_env.client.get_workflow_handle(f"{submitted.handle.id}/x1")
+        await until_async(lambda: asks_to_cancel(execution))
+        go_on.set()
+        error, result = await failed_result(submitted)
+        assert error.type == "cancelled"
+        assert result.outcome.kind is OutcomeKind.CANCELLED
+        assert [item.outcome.kind for item in result.executions] == [OutcomeKind.DESKTOP_LOST]
+
+
 async def test_late_result_of_an_old_execution_never_wins(temporal_env, make_request):
     """The old worker's answer comes when the rollout has gone on with a new execution: Temporal has closed what it would answer."""
     script = Script()
@@ -487,6 +510,12 @@ async def rests(handle) -> bool:
     """Whether a rollout waits between two executions, as its search attributes say."""
     described = await handle.describe()
     return str(described.typed_search_attributes.get(temporal.PHASE)).startswith("waiting for execution")
+
+
+async def asks_to_cancel(handle) -> bool:
+    """Whether a cancellation stands in the history of a workflow."""
+    history = await handle.fetch_history()
+    return any(event.HasField("workflow_execution_cancel_requested_event_attributes") for event in history.events)
 
 
 async def view(handle, choose):
