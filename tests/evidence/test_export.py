@@ -3,16 +3,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from osworld_rollouts.contracts.outcome import OutcomeKind
-from osworld_rollouts.evidence import chain, open_campaign
+from osworld_rollouts.evidence import chain, open_campaign, open_store
 from osworld_rollouts.evidence.export.campaign import export_campaign
 from osworld_rollouts.evidence.export.files import ExportError
 from osworld_rollouts.evidence.index import read_pointer, write_pointer
 from osworld_rollouts.evidence.loader import NotAnExport
+from tests.evidence import bench_export
 from tests.evidence.exact import END, exact_execution
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -176,6 +180,27 @@ def test_a_pointer_with_another_score_than_its_evidence_is_not_exported(campaign
     assert "is not the end that the pointer of camp/a/0/x1 names" in report.problems[0]
 
 
+@pytest.fixture(scope="module")
+def forty(tmp_path_factory):
+    """Forty rollouts of twenty exact calls, as tests/evidence/bench_export.py makes them by the thousand."""
+    path = tmp_path_factory.mktemp("forty") / "evidence"
+    bench_export.record(str(path), 0, 40)
+    return open_store(str(path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "nemo-gym"])
+def test_memory_does_not_grow_with_the_campaign(forty, tmp_path, kind):
+    """In a process of its own, where nothing else is held."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.evidence.bench_export", "trace", str(forty.path), str(tmp_path / "out"), kind],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    used = json.loads(ran.stdout)
+    assert len(used) == 40
+    first, last = max(used[:20]), max(used[20:])
+    assert last < first * 1.1 + 100_000, f"{first:,} bytes in the first half, {last:,} in the second"
+
+
 def test_places_that_cannot_be_used(campaign, tmp_path):
     with pytest.raises(ExportError, match="no sealed execution"):
         export_campaign(campaign, "nobody", tmp_path / "out")
@@ -208,9 +233,7 @@ def test_without_pyarrow_the_error_says_what_to_install(campaign, tmp_path):
 
 
 def test_every_column_is_explained():
-    from pathlib import Path
-
     from osworld_rollouts.evidence.export import schema
 
-    text = (Path(__file__).resolve().parents[2] / "docs" / "evidence.md").read_text()
+    text = (ROOT / "docs" / "evidence.md").read_text()
     assert [field.name for field in (*schema.CALLS, *schema.ROLLOUTS) if f"`{field.name}`" not in text] == []

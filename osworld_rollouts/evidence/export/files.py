@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-_GROUP_ROWS: Final = 256
-_GROUP_BYTES: Final = 16 << 20  # of prompt ids and requests, about what one row group holds in memory
+# Rows become Arrow arrays early, because as Python objects ids take nine times the room; row groups are large, because the writer keeps
+# about 90 kB about each until the file is closed.
+_BATCH_ROWS: Final = 64
+_BATCH_BYTES: Final = 2 << 20  # of prompt ids and requests
+_GROUP_ROWS: Final = 8192
+_GROUP_BYTES: Final = 16 << 20
 
 
 class ExportError(EvidenceError):
@@ -69,29 +73,41 @@ class Parquet:
         self._path, self._part, self._schema = path, path.with_name(f"{path.name}.part"), schema
         self._writer = parquet.ParquetWriter(self._part, schema, compression="zstd")
         self._buffer: list[dict[str, Any]] = []
-        self._bytes = 0
+        self._buffer_bytes = 0
+        self._group: list[pa.RecordBatch] = []
         self._rows = 0
 
     def write(self, row: dict[str, Any]) -> None:
         """Add a row; a full row group goes to the file."""
         self._buffer.append(row)
-        self._bytes += len(row.get("request") or "") + 4 * len(row.get("prompt_token_ids") or ())
-        if len(self._buffer) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
-            self._flush()
+        self._buffer_bytes += len(row.get("request") or "") + 4 * len(row.get("prompt_token_ids") or ())
+        self._rows += 1
+        if len(self._buffer) >= _BATCH_ROWS or self._buffer_bytes >= _BATCH_BYTES:
+            self._pack()
 
     def close(self) -> dict[str, Any]:
         """Finish."""
+        self._pack()
         self._flush()
         self._writer.close()
         return _finished(self._part, self._path, self._rows)
 
-    def _flush(self) -> None:
+    def _pack(self) -> None:
         import pyarrow as pa  # noqa: PLC0415 - extra `export`
 
         if self._buffer:
-            self._writer.write_table(pa.Table.from_pylist(self._buffer, schema=self._schema))
-            self._rows += len(self._buffer)
-            self._buffer, self._bytes = [], 0
+            self._group.append(pa.RecordBatch.from_pylist(self._buffer, schema=self._schema))
+            self._buffer, self._buffer_bytes = [], 0
+        rows, size = sum(batch.num_rows for batch in self._group), sum(batch.nbytes for batch in self._group)
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - extra `export`
+
+        if self._group:
+            self._writer.write_table(pa.Table.from_batches(self._group, schema=self._schema))
+            self._group = []
 
 
 def sha256_of(path: Path) -> str:
