@@ -44,7 +44,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "wrong arguments, settings or task files",
     ExitCode.CONFLICT: "the rollout id exists with a different request, or the rollout's state does not allow it",
     ExitCode.NOT_FOUND: "no such rollout, campaign or execution",
-    ExitCode.UNREACHABLE: "no Temporal server answers, or no worker does",
+    ExitCode.UNREACHABLE: "no Temporal server answers, or no worker, or no model's server",
     ExitCode.ENVIRONMENT: "this machine lacks something: a package, a port, disk space, a permission",
     ExitCode.INTERNAL: "a defect of this program",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",

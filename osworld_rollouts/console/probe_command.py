@@ -43,6 +43,10 @@ def probe_model(
         Print JSON.
     """
     out = Output(as_json=json)
+    if not base_url.startswith(("http://", "https://")):
+        raise ConsoleError(f"--base-url {base_url!r} is no address, for example http://127.0.0.1:8000/v1")
+    if images < 1:
+        raise ConsoleError(f"--images {images}: a prompt shows at least one")
     report = asyncio.run(_probe(base_url, model, images, [_size(item) for item in size], api_key_env, timeout))
     out.record(
         {**report.model_dump(mode="json"), "refusals": [item.model_dump(mode="json") for item in report.refusals]}
@@ -75,7 +79,8 @@ async def _probe(
         finally:
             await close_clients()
     except ModelCallError as error:
-        raise ConsoleError(error.message, remedy=error.remedy, code=ExitCode.UNREACHABLE) from error
+        code = ExitCode.USAGE if error.kind == "rejected" else ExitCode.UNREACHABLE
+        raise ConsoleError(error.message, remedy=error.remedy, code=code) from error
     except KeyMissing as error:
         raise ConsoleError(str(error), code=ExitCode.USAGE) from error
     except ImportError as error:

@@ -126,7 +126,8 @@ def test_probe_of_nobody_and_of_a_plain_server(cli):
     assert code == 5
     assert "cannot be reached" in error
     assert len(error.strip().splitlines()) == 1
-    assert cli("probe", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--size", "big")[0] == 2
+    for wrong in (("--size", "big"), ("--images", "0"), ("--base-url", "127.0.0.1:9/v1")):
+        assert cli("probe", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", *wrong)[0] == 2
     code, _, error = cli(
         "probe", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--api-key-env", "UNSET_KEY_OF_OURS"
     )
