@@ -10,6 +10,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from temporalio.service import RPCError
+
+from osworld_rollouts import temporal
 from osworld_rollouts.console.control_commands import cancel_rollouts
 from osworld_rollouts.console.embedded import NAME as SERVER
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
@@ -122,11 +125,25 @@ class Campaign:
 
 
 async def end_campaign(client: Client, campaign: str) -> int:
-    """Cancel what of a campaign still runs and wait until its desktops are gone; how many there were."""
+    """Cancel what of a campaign still runs and wait until its desktops are gone; how many there were.
+
+    What does not end in time is terminated: nobody waits for it, and the host then removes its desktop.
+    """
     running = [row.rollout_id for row in await find_rollouts(client, Filter(campaign=campaign, running=True), 10_000)]
     if running:
-        await cancel_rollouts(client, running, timeout_s=_TEARDOWN_S)
+        try:
+            await cancel_rollouts(client, running, timeout_s=_TEARDOWN_S)
+        except ConsoleError:
+            await _terminate(client, campaign)
     return len(running)
+
+
+async def _terminate(client: Client, campaign: str) -> None:
+    """Executions as well as rollouts: one that hears of its end only when a worker looks would still hold its desktop."""
+    query = f'{temporal.CAMPAIGN.name}="{campaign}" AND ExecutionStatus="Running"'
+    async for found in client.list_workflows(query):
+        with contextlib.suppress(RPCError):
+            await client.get_workflow_handle(found.id, run_id=found.run_id).terminate("its demo was killed")
 
 
 async def missing_for_desktops(settings: Settings) -> list[str]:

@@ -14,13 +14,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 
+from osworld_rollouts.console import demo
 from osworld_rollouts.console.errors import ExitCode
 from osworld_rollouts.console.processes import Registry
 from osworld_rollouts.console.rollouts import Filter, find_rollouts
 from osworld_rollouts.desktops.lease_registry import LeaseRegistry
 from osworld_rollouts.desktops.local import processes as desktop_processes
+from osworld_rollouts.submit import submit
 
 pytestmark = [pytest.mark.desktop, pytest.mark.temporal, pytest.mark.timeout(600)]
 COMMAND = [sys.executable, "-m", "osworld_rollouts.console.main"]
@@ -215,6 +217,20 @@ def test_a_killed_worker_is_started_again_and_the_same_desktop_goes_on(machine):
     assert rollout["result"]["outcome"]["score"] == 1.0
     assert machine.markers == {marker}
     assert len(rollout["result"]["executions"]) == 1
+
+
+async def test_what_cannot_be_cancelled_in_time_is_terminated(temporal_env, make_request, monkeypatch):
+    """Here because no worker polls; a demo must not fail for ever because of one that was killed."""
+    monkeypatch.setattr(demo, "_TEARDOWN_S", 1)
+    request = make_request({"campaign_id": f"killed-{os.getpid()}"})
+    submitted = await submit(temporal_env.client, request, task_queue="nobody polls this")
+    chosen = Filter(campaign=request.campaign_id, running=True)
+    async with asyncio.timeout(20):
+        while not await find_rollouts(temporal_env.client, chosen, 10):
+            await asyncio.sleep(0.1)
+    assert await demo.end_campaign(temporal_env.client, request.campaign_id) == 1
+    description = await submitted.handle.describe()
+    assert description.status is WorkflowExecutionStatus.TERMINATED
 
 
 def test_a_second_demo_at_once_is_refused(machine):
