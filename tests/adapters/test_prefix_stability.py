@@ -87,6 +87,7 @@ def screenshot(number):
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)  # 200 prompts with pictures on a processor
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_real_server_finds_more_of_the_prompt_in_its_cache(tmp_path):
     with VllmServer(tmp_path / "vllm.log") as server:
