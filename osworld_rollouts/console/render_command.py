@@ -143,7 +143,13 @@ def _anew(
     step = CallModel(
         execution_id=call.execution_id, head=call.previous or "", turn=call.turn, call=call.call, window=call.window
     )
-    prompt = PromptBuilder(store, keep_images=False).build_with(adapter, before, step)
+    try:
+        prompt = PromptBuilder(store, keep_images=False).build_with(adapter, before, step)
+    except ImportError as error:  # Pillow, for screenshots in another size or with marks
+        raise ConsoleError(
+            f"{adapter.name} shows screenshots in another form, for which {error.name} is needed",
+            remedy="pip install 'osworld-rollouts[worker]'",
+        ) from error
     needs, seen = adapter.needs(), transcript.current_observation(before)
     lacking = (needs.accessibility_tree or needs.set_of_marks) and seen.accessibility_tree is None
     if lacking:

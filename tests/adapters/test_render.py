@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -115,6 +116,14 @@ def test_the_window_of_the_time_holds(played):
     assert "Previous History Actions:\\n# Step 1:" in json.dumps(
         played("--turn", "3", "--adapter", "nemotron_nano_omni")[0]["body"]
     )
+
+
+def test_a_console_without_pillow_says_what_to_install(played, monkeypatch):
+    monkeypatch.setitem(sys.modules, "osworld_rollouts.adapters.images", None)
+    assert played("--turn", "1", "--adapter", "pyautogui")[0]["media"]
+    said = played("--turn", "1", "--adapter", "anthropic_computer_use", code=2)[1]
+    assert "another form" in said
+    assert "osworld-rollouts[worker]" in said
 
 
 def test_what_was_not_recorded_is_said(played):
