@@ -8,13 +8,13 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeUpdate, WorkflowIDReusePolicy
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, FailureError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from osworld_rollouts import outcomes, temporal
     from osworld_rollouts.contracts.execution import ExecutionStart, RolloutStart, RolloutView
     from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id
-    from osworld_rollouts.contracts.outcome import ExecutionResult, Outcome, OutcomeKind, RolloutResult
+    from osworld_rollouts.contracts.outcome import Cause, ExecutionResult, Outcome, OutcomeKind, RolloutResult
 
 from workflows._details import rollout_details
 from workflows._failures import cause_of
@@ -102,6 +102,14 @@ class RolloutWorkflow:
             )
         except ChildWorkflowError as error:
             return _result_of(error, execution, number)
+        except WorkflowAlreadyStartedError:
+            cause = Cause(
+                kind=OutcomeKind.REQUEST_INVALID,
+                message=f"execution {execution} is there from before: its rollout was deleted or reset in Temporal",
+                phase="starting",
+                remedy="submit it under another campaign, sample index or rollout id; no execution runs twice",
+            )
+            return _without_result(cause, execution, number)
         finally:
             self._running = None
 
@@ -204,7 +212,13 @@ def _result_of(error: ChildWorkflowError, execution: str, number: int) -> Execut
         for detail in inner.details:
             if isinstance(detail, dict) and "execution_id" in detail:
                 return ExecutionResult.model_validate(detail)
-    cause = cause_of(inner if isinstance(inner, FailureError) else error, "execution")
+    return _without_result(
+        cause_of(inner if isinstance(inner, FailureError) else error, "execution"), execution, number
+    )
+
+
+def _without_result(cause: Cause, execution: str, number: int) -> ExecutionResult:
+    """What is known of an execution that left nothing of its own."""
     return ExecutionResult(
         execution_id=execution,
         number=number,

@@ -11,7 +11,7 @@ class Timing(Contract):
     """Timeouts of the steps. Every default says why."""
 
     heartbeat_s: float = Field(
-        default=15, gt=1, description="a dead worker is noticed after this; workers beat at half of it"
+        default=15, gt=1, description="a dead worker is noticed after this; workers beat at a third of it"
     )
     pool_wait_s: float = Field(
         default=86400,

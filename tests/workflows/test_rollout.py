@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 from temporalio import activity
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
@@ -359,6 +361,28 @@ async def test_cancelled_while_a_failed_execution_is_tidied_up_starts_no_other(t
         assert error.type == "cancelled"
         assert result.outcome.kind is OutcomeKind.CANCELLED
         assert [item.outcome.kind for item in result.executions] == [OutcomeKind.DESKTOP_LOST]
+
+
+async def test_execution_that_is_there_from_before_is_not_run_again(temporal_env, make_request):
+    script = Script()
+    async with world(temporal_env, script) as start:
+        request = make_request()
+        submitted = await start(request)
+        await submitted.handle.result()
+        reset = ResetWorkflowExecutionRequest(
+            namespace=temporal_env.client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=submitted.handle.id),
+            reason="by the test",
+            request_id=uuid.uuid4().hex,
+            workflow_task_finish_event_id=4,
+        )
+        await temporal_env.client.workflow_service.reset_workflow_execution(reset)
+        again = temporal_env.client.get_workflow_handle(submitted.handle.id)
+        with pytest.raises(WorkflowFailureError) as caught:
+            await again.result()
+        assert caught.value.cause.type == "request_invalid"
+        assert "is there from before" in caught.value.cause.message
+        assert len(script.named("provision_desktop")) == 1
 
 
 async def test_late_result_of_an_old_execution_never_wins(temporal_env, make_request):
