@@ -144,8 +144,12 @@ class Campaign:
             return
         from pyarrow import parquet  # noqa: PLC0415 - extra `export`
 
-        for batch in parquet.ParquetFile(self.path / f"{name}.parquet").iter_batches(batch_size=64):
-            yield from batch.to_pylist()
+        file = parquet.ParquetFile(
+            self.path / f"{name}.parquet", pre_buffer=False
+        )  # buffering ahead keeps the whole file
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(batch_size=64, row_groups=[group]):
+                yield from batch.to_pylist()
 
 
 def open_campaign(path: Path | str) -> Campaign:
