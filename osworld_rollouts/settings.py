@@ -200,7 +200,8 @@ class Settings(BaseSettings):
         state_dir = Path(data.get("state_dir") or default_state_dir()).expanduser().absolute()
         store, host = _as_dict(data.get("store")), _as_dict(data.get("host"))
         store["url"] = store.get("url") or (state_dir / "evidence").as_uri()
-        host["capacity"] = int(host.get("capacity") or 0) or default_capacity()
+        if str(host.get("capacity") or "0") == "0":
+            host["capacity"] = default_capacity()
         return {**data, "state_dir": state_dir, "store": store, "host": host}
 
     @classmethod

@@ -42,6 +42,14 @@ def test_defaults_need_nothing(tmp_path):
     assert {origin for _, _, origin in explain_settings()} == {"default"}
 
 
+def test_a_wrong_capacity_is_named(monkeypatch):
+    monkeypatch.setenv("ROLLOUTS_HOST__CAPACITY", "many")
+    with pytest.raises(SettingsError, match=r"host\.capacity: .*integer"):
+        load_settings()
+    monkeypatch.setenv("ROLLOUTS_HOST__CAPACITY", "0")
+    assert load_settings().host.capacity == default_capacity()
+
+
 def test_every_setting_has_a_reason():
     assert [name for name, reason in describe_settings().items() if not reason] == []
 

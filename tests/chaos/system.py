@@ -13,6 +13,7 @@ from pathlib import Path
 
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
 
 from osworld_rollouts.contracts.evidence import EvaluationRecord
 from osworld_rollouts.contracts.identity import execution_workflow_id
@@ -174,7 +175,12 @@ class System:
 
     async def scheduled(self, submitted: Submitted, activity: str, times: int) -> bool:
         """Whether this activity of the first execution was scheduled so often."""
-        history = await self._first(submitted).fetch_history()
+        try:
+            history = await self._first(submitted).fetch_history()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:  # the execution has not begun
+                return False
+            raise
         kinds = (event.activity_task_scheduled_event_attributes.activity_type.name for event in history.events)
         return sum(kind == activity for kind in kinds) >= times
 

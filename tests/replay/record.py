@@ -98,6 +98,23 @@ async def too_late(system: System) -> Played:
     return await system.play(counting_task(), faults=":slow=60@0", execution_s=8.0)
 
 
+async def cancelled_early(system: System) -> Played:
+    """While the desktop is made."""
+    submitted = await system.submit(counting_task())
+    await wait_until(lambda: system.scheduled(submitted, "provision_desktop", 1))
+    await submitted.handle.cancel()
+    return await system.ended(submitted)
+
+
+async def cancelled_late(system: System) -> Played:
+    """While a failed execution removes its desktop, which hangs for as long as its worker does."""
+    system.arm("teardown-started", signal_name="STOP")
+    submitted = await system.submit(counting_task(), faults=":slow=60@0", execution_s=8.0)
+    await system.until_fired()
+    await submitted.handle.cancel()
+    return await system.ended(submitted)
+
+
 KINDS = {
     "succeeded": succeeded,
     "failed-then-retried": failed_then_retried,
@@ -107,6 +124,8 @@ KINDS = {
     "paused": paused,
     "deadline": deadline,
     "too-late": too_late,
+    "cancelled-early": cancelled_early,
+    "cancelled-late": cancelled_late,
 }
 
 

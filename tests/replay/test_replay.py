@@ -46,7 +46,15 @@ async def test_recorded_history_replays(path):
 
 def test_every_kind_of_rollout_is_recorded():
     kinds = {path.name.split(".")[0] for path in PATHS}
-    assert kinds >= {"succeeded", "failed-then-retried", "recovered", "continued-as-new", "cancelled"}
+    assert kinds >= {
+        "succeeded",
+        "failed-then-retried",
+        "recovered",
+        "continued-as-new",
+        "cancelled",
+        "cancelled-early",
+        "cancelled-late",
+    }
     assert (HISTORIES / "failed-then-retried.x2.json").exists()
     assert (HISTORIES / "continued-as-new.x1-run2.json").exists()
     assert '"recover_operation"' in (HISTORIES / "recovered.x1.json").read_text(encoding="utf-8")
