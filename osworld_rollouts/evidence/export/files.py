@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-# Rows become Arrow arrays early, because as Python objects ids take nine times the room; row groups are large, because the writer keeps
-# about 90 kB about each until the file is closed.
+# Rows become Arrow arrays early, because as Python objects ids take many times the room; row groups are large, because the writer
+# keeps something about each until the file is closed (measured: 36 MB for 390 of them).
 _BATCH_ROWS: Final = 64
 _BATCH_BYTES: Final = 2 << 20  # of prompt ids and requests
 _GROUP_ROWS: Final = 8192
