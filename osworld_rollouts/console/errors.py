@@ -40,7 +40,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "done",
-    ExitCode.UNSCORED: "the answer is no: a rollout that was waited for has no score, evidence is not intact or not exact, a reply holds no action",
+    ExitCode.UNSCORED: "the answer is no: a rollout that was waited for or counted has no score, evidence is not intact or not exact, a reply holds no action",
     ExitCode.USAGE: "wrong arguments, settings or task files",
     ExitCode.CONFLICT: "the rollout id exists with a different request, or the rollout's state does not allow it",
     ExitCode.NOT_FOUND: "no such rollout, campaign or execution",

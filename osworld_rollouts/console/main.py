@@ -24,6 +24,7 @@ _COMMANDS = (
     ("status", "service_commands:status", "What runs on this machine, and what the Temporal server has."),
     ("submit", "submit_command:submit", "Submit tasks as rollouts."),
     ("list", "list_command:list_rollouts", "List rollouts."),
+    ("score", "score_command:score", "The score of a campaign on a fixed denominator, in all and by domain."),
     ("show", "show_command:show", "One rollout: outcome, executions, causes, links."),
     ("pause", "control_commands:pause", "Pause a rollout after its current turn; its desktop is kept."),
     ("resume", "control_commands:resume", "Let a paused rollout go on."),

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 import pytest
 from temporalio.worker import Worker
 
+from activities._failures import failure
 from osworld_rollouts.console import main
 from osworld_rollouts.console.errors import ExitCode
 from osworld_rollouts.contracts.outcome import OutcomeKind
@@ -159,6 +160,34 @@ async def test_a_failed_rollout_is_code_1_with_its_cause(temporal_env, cli):
     assert re.search(r"x2 +desktop_unavailable", shown.out)
     assert as_json.json["executions"][1]["outcome"]["score"] is None
     assert "no desktop left" in as_json.json["failure"]
+
+
+async def test_the_score_of_a_campaign_makes_no_zero_of_a_failure(temporal_env, cli):
+    script = Script()
+    tasks = ("text-edit-save", "terminal-count-errors", "calc-total-formula")
+
+    async def provision(step):
+        if "calc" in step.owner.execution_id:
+            raise failure(OutcomeKind.DESKTOP_LOST, "gone", phase="provisioning")
+
+    script.provision = provision
+    script.evaluate = lambda step: 0.0 if "terminal" in step.execution_id else 1.0
+    async with worker(temporal_env, script, cli):
+        await cli("submit", *tasks, *MODEL, "--campaign", cli.queue, "--max-executions", "1", "--wait")
+
+    async def listed():
+        return (await cli("list", "--campaign", cli.queue, "--json")).json["total"] == 3
+
+    await eventually(listed)
+    shown, told = await cli("score", cli.queue), (await cli("score", cli.queue, "--of", "4", "--json"))
+    assert (shown.code, told.code) == (ExitCode.UNSCORED, ExitCode.UNSCORED)
+    assert "no score yet: 1 of 3 have none (1 desktop_lost)" in shown.out
+    assert "between 0.333 and 0.667" in shown.out
+    assert (told.json["rollouts"], told.json["scored"], told.json["missing"], told.json["mean"]) == (4, 2, 1, 0.5)
+    assert told.json["unscored"] == {"desktop_lost": 1}
+    assert told.json["domains"]["libreoffice_calc"]["mean"] is None
+    assert (await cli("score", cli.queue, "--of", "2")).code == ExitCode.USAGE
+    assert (await cli("score", "no-such-campaign")).code == ExitCode.NOT_FOUND
 
 
 async def test_list_filters_and_counts(temporal_env, cli):
