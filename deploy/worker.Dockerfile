@@ -14,7 +14,7 @@ RUN apt-get update -q \
 COPY requirements requirements
 RUN python3 -m venv .venv \
     && .venv/bin/pip install --quiet --no-cache-dir --no-deps --require-hashes -r requirements/uv.txt \
-    && .venv/bin/uv pip install --quiet --no-cache --python .venv/bin/python --no-deps --require-hashes --compile-bytecode -r requirements/lock.txt
+    && .venv/bin/uv pip install --quiet --no-cache --system-certs --python .venv/bin/python --no-deps --require-hashes --compile-bytecode -r requirements/lock.txt
 
 COPY LICENSE README.md pyproject.toml worker.py ./
 COPY workflows workflows

@@ -158,3 +158,8 @@ def test_the_schema_script_makes_both_databases(tmp_path):
     assert log.count("--plugin postgres12 --ep postgresql -p 5432 -u temporal") == 6
     assert "--db temporal update-schema -d /etc/temporal/schema/postgresql/v12/temporal/versioned" in log
     assert "--db temporal_visibility update-schema -d /etc/temporal/schema/postgresql/v12/visibility/versioned" in log
+
+
+def test_the_worker_may_make_sandboxes():
+    """Tried with Docker: seccomp alone leaves /proc masked, and bubblewrap then cannot mount its own."""
+    assert {"seccomp=unconfined", "systempaths=unconfined"} <= set(SERVICES["worker"]["security_opt"])
