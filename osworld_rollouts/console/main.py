@@ -107,6 +107,9 @@ def main() -> NoReturn:
     code = 70
     try:
         code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before `run` was ready for it, or while it was busy with another one
+        code = 130
+        sys.stderr.write("error: interrupted\n")
     except BaseException:  # noqa: BLE001  (a defect, or --debug: show it, and still leave with a code)
         import traceback  # noqa: PLC0415
 

@@ -298,3 +298,18 @@ def test_a_reader_that_leaves_early_is_no_error():
     )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_interrupted_before_anything_runs_is_no_traceback():
+    """The signal comes while modules are imported; here the import raises what the signal raises."""
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'osworld_rollouts.console.output': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from osworld_rollouts.console import main\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "list"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "error: interrupted\n")
