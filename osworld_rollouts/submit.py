@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from temporalio.client import WorkflowFailureError
 from temporalio.common import Priority, WorkflowIDReusePolicy
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 from osworld_rollouts import temporal
 from osworld_rollouts.contracts.execution import RolloutStart
@@ -47,6 +48,29 @@ class Submitted:
     handle: WorkflowHandle[Any, RolloutResult]
     rollout_id: str
     existed: bool
+
+    async def result(self) -> RolloutResult:
+        """Its end. A rollout without a score is a failed workflow with its result inside; here it is a result like any other.
+
+        Raises:
+            WorkflowFailureError: it left no result, because it was terminated.
+        """
+        try:
+            return await self.handle.result()
+        except WorkflowFailureError as error:
+            found = result_in(error)
+            if found is None:
+                raise
+            return found
+
+
+def result_in(error: WorkflowFailureError) -> RolloutResult | None:
+    """The result that a failed rollout carries in its failure, if it left one."""
+    if isinstance(error.cause, ApplicationError):
+        for detail in error.cause.details:
+            if isinstance(detail, dict) and "executions" in detail:
+                return RolloutResult.model_validate(detail)
+    return None
 
 
 async def submit(

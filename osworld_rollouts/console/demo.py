@@ -154,13 +154,15 @@ async def missing_for_desktops(settings: Settings) -> list[str]:
     """
     try:
         from osworld_rollouts.desktops.registry import create_provider  # noqa: PLC0415  (a worker's package, absent where one only submits)
+
+        provider = create_provider("local", state_dir=settings.state_dir)
     except ImportError as error:
         raise ConsoleError(
             f"the demo runs a worker, and {error.name} is not installed",
-            remedy="make setup, or pip install 'osworld-rollouts[worker,embedded]'",
+            remedy="make setup, which installs a worker's packages from the lock",
             code=ExitCode.ENVIRONMENT,
         ) from error
-    problems = await create_provider("local", state_dir=settings.state_dir).preflight()
+    problems = await provider.preflight()
     for problem in problems:
         if problem.fatal:
             raise ConsoleError(problem.message, remedy=problem.remedy, code=ExitCode.ENVIRONMENT)

@@ -71,9 +71,7 @@ def as_console_error(error: BaseException) -> ConsoleError | None:
         case TaskError() | RequestTooLargeError():
             return ConsoleError(str(error), code=ExitCode.USAGE)
         case ValidationError():
-            return ConsoleError(
-                "; ".join(_field_problem(item) for item in error.errors(include_input=False, include_url=False))
-            )
+            return ConsoleError("; ".join(_field_problems(error)))
         case RequestConflictError():
             return ConsoleError(str(error), code=ExitCode.CONFLICT)
         case TemporalUnreachableError():
@@ -98,10 +96,21 @@ def as_console_error(error: BaseException) -> ConsoleError | None:
             return None
 
 
-def _field_problem(item: object) -> str:
-    problem = item if isinstance(item, dict) else {}
-    where = ".".join(str(part) for part in problem.get("loc", ())) or "request"
-    return f"{where}: {str(problem.get('msg', 'invalid')).removeprefix('Value error, ')}"
+def _field_problems(error: ValidationError) -> list[str]:
+    """Each field with what is wrong; the rollout id is made of the campaign's, and the same complaint is not made twice."""
+    found = {
+        ".".join(map(str, item["loc"])) or "request": item
+        for item in error.errors(include_input=False, include_url=False)
+    }
+    if "campaign_id" in found:
+        found.pop("rollout_id", None)
+    return [
+        f"{where}: {_NAME if item['type'] == 'string_pattern_mismatch' else item['msg'].removeprefix('Value error, ')}"
+        for where, item in found.items()
+    ]
+
+
+_NAME = "must begin with a letter or digit and hold nothing but letters, digits, '.', '_' and '-'"
 
 
 def _from_rpc(error: RPCError) -> ConsoleError:

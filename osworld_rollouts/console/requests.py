@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from osworld_rollouts.adapters.registry import AdapterError, adapter_names, load_adapter
+from osworld_rollouts.adapters.registry import AdapterError, BadAdapterOptions, adapter_names, load_adapter
 from osworld_rollouts.console.errors import ConsoleError
 from osworld_rollouts.contracts.desktop import DesktopSpec
 from osworld_rollouts.contracts.request import (
@@ -23,7 +23,7 @@ from osworld_rollouts.contracts.request import (
     Sampling,
 )
 from osworld_rollouts.desktops.registry import provider_names
-from osworld_rollouts.history import POLICY_NAMES
+from osworld_rollouts.history import POLICY_NAMES, HistoryError, policy_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -176,6 +176,7 @@ def build_requests(
     served, sampling = model.contract(), model.sampling()
     adapter = Adapter(name=agent.adapter, options=pairs(agent.adapter_option, "--adapter-option"))
     history = History(name=agent.history, params=pairs(agent.history_option, "--history-option"))
+    _check_agent(adapter, history)
     parse_policy = _parse_policy(agent, adapter)
     labels = {name: str(value) for name, value in pairs(schedule.label, "--label", plain=True).items()}
     limits = Limits(max_executions=schedule.max_executions, execution_s=schedule.execution_limit_s)
@@ -204,6 +205,21 @@ def build_requests(
     ]
 
 
+def _check_agent(adapter: Adapter, history: History) -> None:
+    """Refuse options that the worker would refuse, while the rollout's id is still free for the right ones."""
+    try:
+        chosen = load_adapter(adapter.name, dict(adapter.options))
+    except BadAdapterOptions as error:
+        raise ConsoleError(str(error), remedy=f"`rollouts adapters show {adapter.name}`") from error
+    except (AdapterError, ImportError):
+        return  # the worker may have what is missing here
+    default = history if history.name else chosen.history_default()
+    try:
+        policy_id(History(name=default.name, params={**default.params, **history.params}))
+    except HistoryError as error:
+        raise ConsoleError(f"--history-option: {error}") from error
+
+
 def _parse_policy(agent: AgentOptions, adapter: Adapter) -> ParsePolicy | None:
     """The policy that was asked for; None leaves it to the adapter that the worker has."""
     details = pairs(agent.parse_policy_option, "--parse-policy-option")
@@ -223,20 +239,28 @@ def _known(flag: str, name: str, names: Iterable[str]) -> None:
     choices = sorted(names)
     if name not in choices:
         close = difflib.get_close_matches(name, choices, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(choices)}"
+        hint = (f"did you mean {close[0]}? " if close else "") + f"there are: {', '.join(choices)}"
         raise ConsoleError(f"{flag} {name!r} is unknown", remedy=hint)
 
 
-def read_request(path: Path) -> RolloutRequest:
-    """A request from a JSON file.
+def read_requests(path: Path) -> list[RolloutRequest]:
+    """The request in a JSON file, or all of those that `rollouts submit --dry-run --json` printed.
 
     Raises:
         ConsoleError: it cannot be read; ValidationError: it is no request.
     """
     try:
-        return RolloutRequest.model_validate_json(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except OSError as error:
         raise ConsoleError(f"cannot read the request file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConsoleError(f"the request file {path} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConsoleError(f"the request file {path} holds no JSON object")
+    printed = document.get("rollouts")
+    if isinstance(printed, list) and printed and all(isinstance(item, dict) and "request" in item for item in printed):
+        return [RolloutRequest.model_validate(item["request"]) for item in printed]
+    return [RolloutRequest.model_validate(document)]
 
 
 def pairs(texts: Sequence[str], flag: str, *, plain: bool = False) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _check(found: list[Task]) -> dict[str, list[Problem]]:
     except ImportError as error:
         raise ConsoleError(
             f"--check needs {error.name}",
-            remedy="pip install 'osworld-rollouts[evaluator]', or make setup",
+            remedy="make setup, which installs a worker's packages from the lock",
             code=ExitCode.ENVIRONMENT,
         ) from error
     return {task.task_id: problems_of(task) for task in found}

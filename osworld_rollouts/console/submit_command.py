@@ -14,7 +14,7 @@ from osworld_rollouts.console.links import Links
 from osworld_rollouts.console.list_command import outcome_text, score_text
 from osworld_rollouts.console.output import STYLES, Output, one_line
 from osworld_rollouts.console.progress import LiveProgress
-from osworld_rollouts.console.requests import AgentOptions, ModelOptions, ScheduleOptions, build_requests, read_request
+from osworld_rollouts.console.requests import AgentOptions, ModelOptions, ScheduleOptions, build_requests, read_requests
 from osworld_rollouts.contracts.identity import rollout_workflow_id
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.tasks.catalog import load_tasks
@@ -49,7 +49,7 @@ def submit(
     index
         With a directory: only the tasks in this file, for example test_small.json.
     request
-        A RolloutRequest as a JSON file, instead of tasks and options.
+        A RolloutRequest as a JSON file, or what --dry-run --json printed, instead of tasks and options.
     wait
         Follow them to their ends.
     in_flight
@@ -66,7 +66,7 @@ def submit(
         Print JSON.
     """
     if request is not None:
-        requests = [read_request(request)]
+        requests = read_requests(request)
     elif tasks:
         requests = build_requests(load_tasks(tasks, index=index), model, agent, schedule)
     else:
@@ -199,3 +199,4 @@ def _preview(requests: Sequence[RolloutRequest], out: Output) -> None:
         ],
     )
     out.line(f"{len(requests)} would be submitted", style="bold")
+    out.note("the server was not asked whether rollouts with these ids exist already")

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 class Contract(BaseModel):
     """A value that crosses a boundary. Immutable; an unknown field is an error, never dropped."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A value that is refused may be a secret in the wrong place: errors name the field, not what stood in it.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     def digest(self) -> str:
         """Sha256 (hex) of the canonical JSON of this value."""

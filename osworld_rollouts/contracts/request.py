@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from osworld_rollouts.contracts._base import Contract, canonical_digest
 from osworld_rollouts.contracts.desktop import DesktopSpec
@@ -42,7 +44,8 @@ class Model(Contract):
     name: str = Field(min_length=1, description="as the server knows it")
     base_url: str = Field(description="http(s) address of an OpenAI-compatible server, usually ending in /v1")
     api_key_env: str | None = Field(
-        default="OPENAI_API_KEY", description="environment variable of the worker that holds the key"
+        default="OPENAI_API_KEY",
+        description="environment variable of the worker that holds the key; upper case, so that a key given by mistake is refused",
     )
     timeout_s: float = Field(default=300, gt=0)
     extra_body: dict[str, JsonValue] = Field(
@@ -53,8 +56,22 @@ class Model(Contract):
     @classmethod
     def _http(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must start with http:// or https://, got {value!r}")
+            raise ValueError(f"must start with http:// or https://, got {value!r}")
+        if "@" in urlsplit(value).netloc:
+            raise ValueError(
+                "must not hold a user name or password, which would stand in every record; put the key into an environment variable "
+                "of the worker and name that in api_key_env"
+            )
         return value.rstrip("/")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _a_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
+            raise ValueError(
+                "is the name of an environment variable of the worker (upper-case letters, digits, _), not the key itself"
+            )
+        return value
 
 
 class Sampling(Contract):
@@ -174,7 +191,10 @@ class RolloutRequest(Contract):
     def _fill_id(cls, data: Any) -> Any:
         if isinstance(data, dict) and not data.get("rollout_id"):
             rollout = data.get("rollout")
-            task = rollout.task if isinstance(rollout, Rollout) else Rollout.model_validate(rollout).task
+            try:
+                task = (rollout if isinstance(rollout, Rollout) else Rollout.model_validate(rollout)).task
+            except ValidationError:
+                return {**data, "rollout_id": "unnamed"}  # the field itself says what is wrong
             campaign, sample = data.get("campaign_id", "default"), data.get("sample_index", 0)
             return {**data, "rollout_id": default_rollout_id(campaign, task.task_id, sample)}
         return data

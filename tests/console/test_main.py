@@ -56,7 +56,7 @@ def run(capsys, *arguments):
         (
             ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--campaign", "../x"],
             ExitCode.USAGE,
-            "campaign_id",
+            "campaign_id: must begin with a letter or digit",
         ),
         (
             ["submit", "text-edit-save", "--model", "m", "--base-url", "http://x", "--samples", "0"],
@@ -77,6 +77,10 @@ def run(capsys, *arguments):
         ([*SUBMIT, "--adapter", "x"], ExitCode.USAGE, "there are: "),
         ([*SUBMIT, "--provider", "locl"], ExitCode.USAGE, "did you mean local?"),
         ([*SUBMIT, "--history", "x"], ExitCode.USAGE, "--history 'x' is unknown"),
+        ([*SUBMIT, "--history", "hysteresis", "--history-option", "low=3"], ExitCode.USAGE, "high_water"),
+        ([*SUBMIT, "--history-option", "keep_images=0"], ExitCode.USAGE, "keep_images"),
+        ([*SUBMIT, "--adapter-option", "nonsense=1"], ExitCode.USAGE, "nonsense"),
+        ([*SUBMIT, "--api-key-env", "sk-secret"], ExitCode.USAGE, "not the key itself"),
         ([*SUBMIT, "--parse-policy", "x"], ExitCode.USAGE, "noop"),
         ([*SUBMIT, "--parse-policy-option", "resamples=99"], ExitCode.USAGE, "resamples"),
         ([*SUBMIT, "--parse-policy-option", "resample=1"], ExitCode.USAGE, "resample"),
@@ -209,6 +213,20 @@ def test_a_dry_run_needs_no_server(capsys):
         "default/text-edit-save/1",
         "default/terminal-count-errors/1",
     ]
+
+
+def test_what_a_dry_run_printed_can_be_submitted(capsys, tmp_path):
+    code, out, _ = run(capsys, *SUBMIT, "-n", "2", "--dry-run", "--json")
+    assert code == ExitCode.OK
+    (tmp_path / "all.json").write_text(out, encoding="utf-8")
+    (tmp_path / "one.json").write_text(json.dumps(json.loads(out)["rollouts"][1]["request"]), encoding="utf-8")
+    (tmp_path / "none.json").write_text('{"rollout": 1}', encoding="utf-8")
+    assert run(capsys, "submit", "--request", str(tmp_path / "all.json"), "--dry-run", "--json")[1] == out
+    _, again, _ = run(capsys, "submit", "--request", str(tmp_path / "one.json"), "--dry-run", "--json")
+    assert json.loads(again)["rollouts"] == json.loads(out)["rollouts"][1:]
+    code, _, err = run(capsys, "submit", "--request", str(tmp_path / "none.json"), "--dry-run")
+    assert code == ExitCode.USAGE
+    assert err.startswith("error: rollout")
 
 
 def test_unknown_errors_stay_unknown():
