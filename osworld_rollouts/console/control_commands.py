@@ -10,7 +10,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import Output
-from osworld_rollouts.console.rollouts import Filter, find_rollouts, outcome_of
+from osworld_rollouts.console.rollouts import Filter, check_campaign, find_rollouts, how_it_ended, outcome_of
 from osworld_rollouts.contracts.identity import rollout_workflow_id
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import connect
@@ -105,12 +105,18 @@ async def _update(update: str, rollouts: Sequence[str], campaign: str | None, *,
     refused: dict[str, str] = {}
     for rollout_id in ids:
         try:
-            answers[rollout_id] = (
-                f"would {update.replace('_', ' ')}" if dry_run else await _ask(client, rollout_id, update)
-            )
+            ended = await how_it_ended(client, rollout_id)
+            if ended is None and not dry_run:
+                answers[rollout_id] = await _ask(client, rollout_id, update)
+            elif ended is None:
+                answers[rollout_id] = f"would {update.replace('_', ' ')}"
+            else:
+                refused[rollout_id] = f"already ended: {ended}"
         except WorkflowUpdateFailedError as error:
             refused[rollout_id] = str(error.cause)
     out.record({"done": answers, "refused": refused})
+    if not ids:
+        out.line("nothing is running")
     for rollout_id, answer in (*answers.items(), *refused.items()):
         out.line(f"{rollout_id}: {answer}", style="yellow" if rollout_id in refused else None)
     return ExitCode.CONFLICT if refused else ExitCode.OK
@@ -129,9 +135,9 @@ async def _ask(client: Client, rollout_id: str, update: str) -> str:
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             raise ConsoleError(
-                f"no running rollout {rollout_id!r}",
-                remedy="`rollouts list --running` shows them",
-                code=ExitCode.NOT_FOUND,
+                f"rollout {rollout_id!r} ended at this moment",
+                remedy="`rollouts show` says how",
+                code=ExitCode.CONFLICT,
             ) from error
         raise
 
@@ -143,7 +149,8 @@ async def _cancel(rollouts: Sequence[str], campaign: str | None, *, wait: bool, 
     if not dry_run:
         ended = await cancel_rollouts(client, ids, timeout_s=_TEARDOWN_S if wait else None)
     else:
-        ended = dict.fromkeys(ids, "would be cancelled")
+        ends = {rollout_id: await how_it_ended(client, rollout_id) for rollout_id in ids}
+        ended = {name: f"already ended: {end}" if end else "would be cancelled" for name, end in ends.items()}
     out.record({"cancelled": ended})
     for rollout_id, words in ended.items():
         out.line(f"{rollout_id}: {words}")
@@ -153,36 +160,39 @@ async def _cancel(rollouts: Sequence[str], campaign: str | None, *, wait: bool, 
 
 
 async def cancel_rollouts(client: Client, ids: Sequence[str], *, timeout_s: float | None) -> dict[str, str]:
-    """Cancel each; with a timeout, wait that long for their ends, which is when their desktops are gone.
+    """Cancel each, and say how each ended; with a timeout, wait that long for it, which is when their desktops are gone.
 
     Raises:
         ConsoleError: one does not exist, or one has not ended in time.
     """
+    over: dict[str, str] = {}
     for rollout_id in ids:
         try:
+            ended = await how_it_ended(client, rollout_id)
+            if ended is not None:
+                over[rollout_id] = f"already ended: {ended}"
+                continue
             await client.get_workflow_handle(rollout_workflow_id(rollout_id)).cancel()
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # it ended between the two requests
                 raise
-            if "already completed" not in error.message:
-                raise ConsoleError(
-                    f"no rollout {rollout_id!r}", remedy="`rollouts list` shows them", code=ExitCode.NOT_FOUND
-                ) from error
+    waited = [rollout_id for rollout_id in ids if rollout_id not in over]
     if timeout_s is None:
-        return dict.fromkeys(ids, "cancelling")
+        return {**dict.fromkeys(waited, "cancelling"), **over}
     try:
         async with asyncio.timeout(timeout_s):
-            ends = await asyncio.gather(*(outcome_of(client, rollout_id) for rollout_id in ids))
+            ends = await asyncio.gather(*(outcome_of(client, rollout_id) for rollout_id in waited))
     except TimeoutError as error:
         raise ConsoleError(
             f"not all had ended after {timeout_s:g} s; the request stands",
             remedy="a worker must run for their desktops to be removed: `rollouts status`",
             code=ExitCode.UNREACHABLE,
         ) from error
-    return {
+    ended_now = {
         rollout_id: str(result.outcome.kind) if result else "cancelled"
-        for rollout_id, (result, _) in zip(ids, ends, strict=True)
+        for rollout_id, (result, _) in zip(waited, ends, strict=True)
     }
+    return {**ended_now, **over}
 
 
 def _check_chosen(rollouts: Sequence[str], campaign: str | None) -> None:
@@ -192,5 +202,6 @@ def _check_chosen(rollouts: Sequence[str], campaign: str | None) -> None:
 
 async def _chosen(client: Client, rollouts: Sequence[str], campaign: str | None) -> list[str]:
     if campaign:
+        await check_campaign(client, campaign)
         return [row.rollout_id for row in await find_rollouts(client, Filter(campaign=campaign, running=True), _MANY)]
     return [name.removeprefix("rollout/") for name in rollouts]

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from osworld_rollouts.console.output import STYLES, Output
-from osworld_rollouts.console.rollouts import Filter, RolloutRow, count_rollouts, find_rollouts
+from osworld_rollouts.console.errors import ConsoleError
+from osworld_rollouts.console.output import STYLES, Output, middle
+from osworld_rollouts.console.rollouts import (
+    Filter,
+    RolloutRow,
+    check_campaign,
+    count_rollouts,
+    find_rollouts,
+    with_doing,
+)
+from osworld_rollouts.contracts.outcome import OutcomeKind
 from osworld_rollouts.settings import load_settings
 from osworld_rollouts.temporal import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-COLUMNS = ("rollout", "state", "turn", "score", "outcome", "attempt", "elapsed")
+COLUMNS = ("rollout", "state", "turn", "score", "attempt", "elapsed")
 NUMBERS = ("turn", "score", "attempt", "elapsed")
+_DESCRIBED = 50
+"""Running rows whose executions the server is asked about; each is a request."""
+_STATE_WIDTH, _ID_WIDTH = 24, 20
+_GAP = 2
 
 
 def list_rollouts(
@@ -60,13 +74,23 @@ def list_rollouts(
     json
         Print JSON.
     """
+    if limit < 1:
+        raise ConsoleError(f"--limit {limit} shows nothing", remedy="it must be at least 1")
+    if outcome is not None and outcome not in set(OutcomeKind):
+        near = difflib.get_close_matches(outcome, list(OutcomeKind), n=3)
+        raise ConsoleError(
+            f"--outcome {outcome!r} is none" + (f", did you mean {' or '.join(near)}?" if near else ""),
+            remedy=f"there are: {', '.join(OutcomeKind)}",
+        )
     chosen = Filter(campaign, task, domain, model, outcome, purpose, running, failed, query)
     asyncio.run(_list(chosen, limit, Output(as_json=json)))
 
 
 async def _list(chosen: Filter, limit: int, out: Output) -> None:
     client = await connect(load_settings())
-    rows = await find_rollouts(client, chosen, limit)
+    rows = await with_doing(client, await find_rollouts(client, chosen, limit), _DESCRIBED)
+    if not rows and chosen.campaign is not None:
+        await check_campaign(client, chosen.campaign)
     total = await count_rollouts(client, chosen)
     out.record({"total": total, "rollouts": [row.as_json() for row in rows]})
     if not rows:
@@ -75,32 +99,40 @@ async def _list(chosen: Filter, limit: int, out: Output) -> None:
             + (" match" if chosen != Filter() else " yet; submit some with `rollouts submit`, or try `rollouts demo`")
         )
         return
-    out.table(COLUMNS, table_rows(rows), right=NUMBERS)
+    out.table(COLUMNS, table_rows(rows, width=out.width), right=NUMBERS, wrapped=("state",))
     if total > len(rows):
         out.line(f"{len(rows)} of {total}; --limit shows more", style="dim")
 
 
-def table_rows(rows: Iterable[RolloutRow]) -> list[list[str | Text]]:
-    """Rows for COLUMNS."""
-    return [
+def table_rows(rows: Iterable[RolloutRow], *, width: int | None = None) -> list[list[str | Text]]:
+    """Rows for COLUMNS. On a terminal of so many columns, ids give up their middles rather than the other columns their words."""
+    cells: list[list[str | Text]] = [
         [
             row.rollout_id,
             state_text(row),
             "" if row.turn is None or row.status != "running" else str(row.turn),
             score_text(row.score),
-            outcome_text(row.outcome, row.eligible),
             "" if row.execution is None else str(row.execution),
             duration(row.elapsed_s),
         ]
         for row in rows
     ]
+    if width is None:
+        return cells
+    longest = [max(len(name), *(len(row[at]) for row in cells)) for at, name in enumerate(COLUMNS)]
+    others = min(longest[1], _STATE_WIDTH) + sum(longest[2:]) + _GAP * (len(COLUMNS) - 1)
+    return [[middle(str(name), max(_ID_WIDTH, width - others)), *rest] for name, *rest in cells]
 
 
 def state_text(row: RolloutRow) -> Text:
-    """Running with its phase, or how the workflow closed."""
+    """What it does, or how it ended."""
     if row.status == "running":
-        return Text(row.phase or "starting", style=STYLES["running"])
-    return Text(row.status, style="" if row.status == "completed" else STYLES["bad"])
+        return Text(row.state, style=STYLES["running"])
+    if row.outcome is None or row.status not in {"completed", "failed"}:
+        return Text(row.status, style=STYLES["bad"])
+    ended = outcome_text(row.outcome, row.eligible)
+    ended.style = "" if row.status == "completed" else STYLES["bad"]
+    return ended
 
 
 def score_text(score: float | None) -> Text:

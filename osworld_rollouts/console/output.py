@@ -34,6 +34,11 @@ class Output:
         self.console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
         self.errors = Console(stderr=True, highlight=False)
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None where nobody looks: what is piped is never shortened."""
+        return self.console.width if self.console.is_terminal else None
+
     def record(self, value: Any) -> None:
         """The command's result as one JSON document; nothing for people."""
         if self.as_json:
@@ -46,28 +51,43 @@ class Output:
                 clean(text) if isinstance(text, str) else text, style=style, markup=False, soft_wrap=True
             )
 
-    def paragraph(self, text: str) -> None:
+    def paragraph(self, text: str, style: str = "") -> None:
         """Text for people, wrapped between words. Lines with addresses are not wrapped, so that they can be clicked."""
         if not self.as_json:
-            self.console.print(Text(clean(text)))
+            self.console.print(Text(clean(text), style=style))
 
     def note(self, text: str, style: str | None = "dim") -> None:
         """A line about what goes on, on standard error."""
         if not self.as_json:
             self.errors.print(clean(text), style=style, markup=False, soft_wrap=True)
 
-    def table(self, columns: Iterable[str], rows: Iterable[Iterable[str | Text]], *, right: Iterable[str] = ()) -> None:
-        """A table for people; columns in `right` are numbers."""
+    def table(
+        self,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[str | Text]],
+        *,
+        right: Iterable[str] = (),
+        wrapped: Iterable[str] | None = None,
+    ) -> None:
+        """A table for people; columns in `right` are numbers, and where room is short only those in `wrapped` give way."""
         if not self.as_json:
-            self.console.print(make_table(columns, rows, right=right))
+            self.console.print(make_table(columns, rows, right=right, wrapped=wrapped))
 
 
-def make_table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]], *, right: Iterable[str] = ()) -> Table:
-    """A table without frames: what is read is the content."""
+def make_table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str | Text]],
+    *,
+    right: Iterable[str] = (),
+    wrapped: Iterable[str] | None = None,
+) -> Table:
+    """A table without frames: what is read is the content. By default every column but the first may wrap."""
     columns, numbers = tuple(columns), set(right)
+    soft = set(columns[1:] if wrapped is None else wrapped)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim", show_header=any(columns))
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=number == 0)
+        fixed = number == 0 or column not in soft
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=fixed)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row))
     return table
@@ -88,6 +108,14 @@ def one_line(text: str, limit: int = 80) -> str:
     """Clean text on one line, cut to a width."""
     line = " ".join(clean(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def middle(text: str, width: int) -> str:
+    """Text cut to a width in its middle: the ends of an id tell it from its neighbours."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 2 // 3
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def calls_left_open(unanswered: int, unseen: int) -> str:

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from osworld_rollouts.console.list_command import duration, outcome_text, score_text
 from osworld_rollouts.console.output import STYLES, one_line
-from osworld_rollouts.console.rollouts import Filter, execution_views, find_rollouts
+from osworld_rollouts.console.phases import state_words
+from osworld_rollouts.console.rollouts import Filter, execution_views, find_rollouts, with_doing
 from osworld_rollouts.contracts.identity import execution_id
 
 if TYPE_CHECKING:
@@ -30,22 +31,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 12
 _REFRESH_S = 1.0
-
-_PHASES = {
-    "starting": "waiting for a worker",
-    "opening": "opening its evidence",
-    "provisioning": "making a desktop",
-    "preparing": "setting up the task",
-    "turns": "working",
-    "model": "the model thinks",
-    "acting": "acting",
-    "recovering": "asking the guest what landed",
-    "post-steps": "closing what is open",
-    "evaluating": "OSWorld's evaluator looks",
-    "teardown": "removing the desktop",
-    "sealing": "sealing the evidence",
-    "closed": "attempt ended",
-}
 
 
 class LiveProgress:
@@ -102,7 +87,8 @@ class LiveProgress:
                 execution_id(row.rollout_id, row.execution) for row in rows if row.status == "running" and row.execution
             ]
             self._views = await execution_views(self._client, names[:_SHOWN])
-            self._rows = [row for row in rows if row.rollout_id in self._progress.submitted]
+            ours = [row for row in rows if row.rollout_id in self._progress.submitted]
+            self._rows = await with_doing(self._client, ours, _SHOWN)
             if not self._live:
                 self._tell()
 
@@ -119,9 +105,8 @@ class LiveProgress:
         if row.status != "running":
             return f"{row.outcome or row.status}, score {'none' if row.score is None else format(row.score, 'g')}"
         view = self._views.get(execution_id(row.rollout_id, row.execution)) if row.execution else None
-        phase = view.phase if view else row.phase
-        turn = f"turn {view.turn + 1}" if view and view.recent else ""
-        return ", ".join(part for part in (_PHASES.get(phase, phase), turn) if part)
+        words = state_words(view.phase if view else row.phase, row.doing, view)
+        return f"{words}, turn {view.turn + 1}" if view and view.recent else words
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the table and the counts."""
@@ -166,8 +151,7 @@ class LiveProgress:
                 score_text(row.score),
                 Text(duration(row.elapsed_s)),
             ]
-        phase = view.phase if view else row.phase
-        words = _PHASES.get(phase, phase) + (" (paused)" if view and view.paused else "")
+        words = state_words(view.phase if view else row.phase, row.doing, view)
         attempt = f" · attempt {row.execution}" if (row.execution or 1) > 1 else ""
         last = view.recent[-1] if view and view.recent else None
         turn = f"{view.turn}/{view.max_turns}" if view else ""

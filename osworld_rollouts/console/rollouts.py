@@ -18,8 +18,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from osworld_rollouts import temporal
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
+from osworld_rollouts.console.pending import Doing, doing, doing_of, running_child
+from osworld_rollouts.console.phases import state_words
 from osworld_rollouts.contracts.execution import ExecutionView, RolloutView
-from osworld_rollouts.contracts.identity import execution_workflow_id, rollout_workflow_id
+from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id, rollout_workflow_id
 from osworld_rollouts.contracts.outcome import ExecutionResult, RolloutResult
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """One rollout in a list. `phase` and `turn` are of its running execution."""
+    """One rollout in a list. `phase`, `turn` and `doing` are of its running execution."""
 
     rollout_id: str
     workflow_id: str
@@ -90,6 +92,12 @@ class RolloutRow:
     eligible: bool | None
     started_at: datetime
     closed_at: datetime | None
+    doing: Doing | None = None
+
+    @property
+    def state(self) -> str:
+        """What it does now, in words, or how its workflow ended."""
+        return state_words(self.phase, self.doing) if self.status == "running" else self.status
 
     @property
     def elapsed_s(self) -> float:
@@ -98,7 +106,7 @@ class RolloutRow:
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
-        return {**asdict(self), "elapsed_s": round(self.elapsed_s, 3)}
+        return {**asdict(self), "state": self.state, "elapsed_s": round(self.elapsed_s, 3)}
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,13 @@ class RolloutDetails:
     running: ExecutionView | None
     failure: str | None
     note: str = ""
+
+    @property
+    def state(self) -> str:
+        """As `RolloutRow.state`, with what a person has asked of the running execution."""
+        if self.row.status != "running":
+            return self.row.status
+        return state_words(self.row.phase, self.row.doing, self.running)
 
 
 async def find_rollouts(client: Client, chosen: Filter, limit: int) -> list[RolloutRow]:
@@ -135,6 +150,46 @@ async def find_rollouts(client: Client, chosen: Filter, limit: int) -> list[Roll
     return rows
 
 
+async def with_doing(client: Client, rows: list[RolloutRow], limit: int = 50) -> list[RolloutRow]:
+    """The same rows; the first `limit` running ones with what their executions wait for."""
+    names = {
+        row.rollout_id: execution_workflow_id(execution_id(row.rollout_id, row.execution))
+        for row in rows
+        if row.status == "running" and row.execution
+    }
+    found = await doing_of(client, list(names.values())[:limit])
+    return [replace(row, doing=found.get(names.get(row.rollout_id, ""))) for row in rows]
+
+
+async def check_campaign(client: Client, campaign: str) -> None:
+    """Say so when there is no such campaign.
+
+    Raises:
+        ConsoleError: it has no rollout, neither a running one nor one that ended.
+    """
+    if not await count_rollouts(client, Filter(campaign=campaign)):
+        raise ConsoleError(
+            f"no rollout of campaign {campaign!r} on this Temporal server",
+            remedy="`rollouts list` shows what there is",
+            code=ExitCode.NOT_FOUND,
+        )
+
+
+async def how_it_ended(client: Client, rollout_id: str) -> str | None:
+    """The end of a rollout in a few words; None while it runs.
+
+    Raises:
+        ConsoleError: there is no such rollout.
+    """
+    description = await _description(client, rollout_id)
+    if description.status is WorkflowExecutionStatus.RUNNING:
+        return None
+    row = _row(description)
+    if row.outcome is None:
+        return row.status
+    return row.outcome if row.score is None else f"{row.outcome}, score {row.score:g}"
+
+
 async def count_rollouts(client: Client, chosen: Filter) -> int:
     """How many there are."""
     return (await client.count_workflows(chosen.query(temporal.ROLLOUT_WORKFLOW))).count
@@ -146,17 +201,7 @@ async def describe_rollout(client: Client, rollout_id: str) -> RolloutDetails:
     Raises:
         ConsoleError: there is no such rollout.
     """
-    handle = client.get_workflow_handle(rollout_workflow_id(rollout_id), result_type=RolloutResult)
-    try:
-        description = await handle.describe()
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            raise ConsoleError(
-                f"no rollout {rollout_id!r} on this Temporal server",
-                remedy="`rollouts list` shows what there is",
-                code=ExitCode.NOT_FOUND,
-            ) from error
-        raise
+    description = await _description(client, rollout_id)
     row = _row(description)
     instruction = await description.static_details() or ""
     labels = {
@@ -167,13 +212,28 @@ async def describe_rollout(client: Client, rollout_id: str) -> RolloutDetails:
     if description.status is not WorkflowExecutionStatus.RUNNING:
         result, failure = await outcome_of(client, rollout_id)
         return RolloutDetails(row, instruction, labels, result.executions if result else (), None, failure)
-    state = await _query(client, handle.id, RolloutView)
+    child = running_child(description)
+    row = replace(row, doing=await doing(client, child) if child else None)
+    state = await _query(client, description.id, RolloutView)
     if state is None:
         return RolloutDetails(
             row, instruction, labels, (), None, None, note="no worker answers: is one running? (`rollouts status`)"
         )
     view = await execution_view(client, state.running) if state.running else None
     return RolloutDetails(_with_view(row, view), instruction, labels, state.executions, view, None)
+
+
+async def _description(client: Client, rollout_id: str) -> WorkflowExecutionDescription:
+    try:
+        return await client.get_workflow_handle(rollout_workflow_id(rollout_id)).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise ConsoleError(
+                f"no rollout {rollout_id!r} on this Temporal server",
+                remedy="`rollouts list` shows what there is",
+                code=ExitCode.NOT_FOUND,
+            ) from error
+        raise
 
 
 async def outcome_of(

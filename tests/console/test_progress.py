@@ -71,7 +71,7 @@ def test_phase_turn_action_score_and_time_are_shown():
 
 def test_a_second_attempt_and_a_pause_are_said():
     text = draw([row(1, execution=2)], [view(1, execution_id="night/task-1/0/x2", paused=True, phase="turns")])
-    assert "working (paused) · attempt 2" in text
+    assert "working, pausing after this turn · attempt 2" in text
 
 
 def test_a_thousand_rollouts_fit_the_terminal():

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
-import json
-import os
 import re
-import sys
-import uuid
 from contextlib import asynccontextmanager
 
 import pytest
 from temporalio.worker import Worker
 
 from activities._failures import failure
-from osworld_rollouts.console import main
 from osworld_rollouts.console.errors import ExitCode
 from osworld_rollouts.contracts.outcome import OutcomeKind
 from tests.workflows.scripted import CLICK, DONE, Script, refuse, replying
@@ -25,57 +18,6 @@ from workflows.rollout import RolloutWorkflow
 
 pytestmark = pytest.mark.temporal
 MODEL = ("--model", "scripted", "--base-url", "http://127.0.0.1:9/v1")
-
-
-class Done:
-    """How a command ended."""
-
-    def __init__(self, code, out, err):
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def cli(temporal_env, tmp_path, monkeypatch):
-    """Run a command against the test's server (in a process of its own where it is interrupted); `queue` is this test's own."""
-    queue = f"console-{uuid.uuid4().hex[:8]}"
-    for name in list(os.environ):
-        if name.startswith(("ROLLOUTS_", "TEMPORAL_")):
-            monkeypatch.delenv(name)
-    own = {
-        "ROLLOUTS_STATE_DIR": str(tmp_path / "state"),
-        "ROLLOUTS_TEMPORAL__ADDRESS": temporal_env.client.service_client.config.target_host,
-        "ROLLOUTS_TEMPORAL__WORKFLOW_QUEUE": queue,
-        "ROLLOUTS_TEMPORAL__POOL_QUEUE": queue,
-        "ROLLOUTS_TIMEOUTS__RETRY_PAUSE_S": "0.01",
-    }
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-
-    async def run(*arguments, interrupt_when=None):
-        if interrupt_when is None:
-            return await asyncio.to_thread(in_process, arguments)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "osworld_rollouts.console.main", *arguments,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
-        )  # fmt: skip
-        await interrupt_when()
-        process.send_signal(2)
-        out, err = await asyncio.wait_for(process.communicate(), 120)
-        return Done(process.returncode, out.decode(), err.decode())
-
-    def in_process(arguments):
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main.run(list(arguments))
-        return Done(code, out.getvalue(), err.getvalue())
-
-    run.queue = queue
-    return run
 
 
 @asynccontextmanager
@@ -244,7 +186,7 @@ async def test_show_of_a_running_and_of_an_unknown_rollout(temporal_env, cli):
         shown = await eventually(lambda: _shows(cli, rollout, "click(640, 380)"))
         done.set()
         unknown = await cli("show", "no/such/0")
-    assert "running" in shown.out
+    assert f"{rollout}  working" in shown.out
     assert "label who" in shown.out, shown.out
     assert unknown.code == ExitCode.NOT_FOUND
     assert "no/such/0" in unknown.err
@@ -275,7 +217,7 @@ async def test_pause_resume_stop(temporal_env, cli):
         assert "would pause" in dry.out
         paused = await cli("pause", "--campaign", cli.queue, "--json")
         assert list(paused.json["done"]) == [rollout]
-        await eventually(lambda: _shows(cli, rollout, "paused"))
+        await eventually(lambda: _shows(cli, rollout, f"{rollout}  paused"))
         before = len(script.calls)
         await asyncio.sleep(1)
         assert len(script.calls) == before
@@ -285,8 +227,10 @@ async def test_pause_resume_stop(temporal_env, cli):
         shown = await eventually(lambda: _shows(cli, rollout, "stopped_by_operator"))
         assert "masked" in shown.out
         late = await cli("pause", rollout)
-        assert late.code == ExitCode.NOT_FOUND
-        assert "no running rollout" in late.err
+        assert (late.code, late.out.strip()) == (
+            ExitCode.CONFLICT,
+            f"{rollout}: already ended: stopped_by_operator, score 1",
+        )
     done.set()
 
 
