@@ -58,14 +58,17 @@ async def connect(settings: Settings, *, interceptors: list[Interceptor] | None 
             settings.temporal.connect_timeout_s,
         )
     except (RuntimeError, TimeoutError) as error:
-        raise TemporalUnreachableError(
-            f"no Temporal server answers at {settings.temporal.address} (namespace {settings.temporal.namespace!r}): "
-            "start one with `rollouts up`, or set TEMPORAL_ADDRESS"
-        ) from error
+        raise TemporalUnreachableError(settings.temporal.address, settings.temporal.namespace) from error
 
 
 class TemporalUnreachableError(RuntimeError):
-    """No Temporal server answers."""
+    """No Temporal server answers. `what` says where, `remedy` what to do; the message says both."""
+
+    remedy = "start one with `rollouts up`, or set TEMPORAL_ADDRESS"
+
+    def __init__(self, address: str, namespace: str) -> None:
+        self.what = f"no Temporal server answers at {address} (namespace {namespace!r})"
+        super().__init__(f"{self.what}: {self.remedy}")
 
 
 def start_attributes(request: RolloutRequest, *, execution: int | None = None) -> TypedSearchAttributes:

@@ -43,7 +43,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.UNSCORED: "the answer is no: a rollout that was waited for or counted has no score, evidence is not intact or not exact, a reply holds no action",
     ExitCode.USAGE: "wrong arguments, settings or task files",
     ExitCode.CONFLICT: "the rollout id exists with a different request, or the rollout's state does not allow it",
-    ExitCode.NOT_FOUND: "no such rollout, campaign or execution",
+    ExitCode.NOT_FOUND: "no such rollout, campaign, execution or machine, or no evidence of it",
     ExitCode.UNREACHABLE: "no Temporal server answers, or no worker, or no model's server",
     ExitCode.ENVIRONMENT: "this machine lacks something: a package, a port, disk space, a permission",
     ExitCode.INTERNAL: "a defect of this program",
@@ -75,7 +75,7 @@ def as_console_error(error: BaseException) -> ConsoleError | None:
         case RequestConflictError():
             return ConsoleError(str(error), code=ExitCode.CONFLICT)
         case TemporalUnreachableError():
-            return ConsoleError(str(error), code=ExitCode.UNREACHABLE)
+            return ConsoleError(error.what, remedy=error.remedy, code=ExitCode.UNREACHABLE)
         case EmbeddedServerError():
             return ConsoleError(str(error), remedy=error.remedy, code=ExitCode.ENVIRONMENT)
         case BusyError():

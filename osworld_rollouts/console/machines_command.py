@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osworld_rollouts.console.errors import ConsoleError
+from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import Output
 from osworld_rollouts.desktops._provider import DesktopError
 from osworld_rollouts.desktops.attached_machines import MachineBook, parse_machines
@@ -26,7 +26,11 @@ def machines(*, clear: str | None = None, json: bool = False) -> None:
         book = MachineBook.of(settings.state_dir)
         if clear is not None:
             if clear not in known and clear not in book.names():
-                raise ConsoleError(f"there is no machine {clear!r}", remedy="`rollouts machines` lists them")
+                raise ConsoleError(
+                    f"there is no machine {clear!r}",
+                    remedy="`rollouts machines` lists them",
+                    code=ExitCode.NOT_FOUND,
+                )
             book.clear(clear)
     except DesktopError as error:
         raise ConsoleError(str(error)) from error

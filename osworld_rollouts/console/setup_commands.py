@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  (cyclopts reads annotations)
 from typing import TYPE_CHECKING
@@ -122,7 +123,15 @@ def config(name: str = "", /, *, reasons: bool = False, json: bool = False) -> N
     """
     out = Output(as_json=json)
     why = describe_settings()
-    rows = [row for row in explain_settings() if name in row[0]]
+    known = explain_settings()
+    rows = [row for row in known if name in row[0]]
+    if not rows:
+        names = {key: key for key, *_ in known} | {key.rpartition(".")[2]: key for key, *_ in known}
+        near = dict.fromkeys(names[found] for found in difflib.get_close_matches(name, names, n=4))
+        raise ConsoleError(
+            f"no setting has {name!r} in its name" + (f"; did you mean {' or '.join(near)}?" if near else ""),
+            remedy="`rollouts config` lists them",
+        )
     ignored = unknown_environment()
     out.record(
         {

@@ -12,6 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.output import Output, calls_left_open
+from osworld_rollouts.console.rollouts import how_it_ended
 from osworld_rollouts.console.store_commands import NOT_INTACT, configured_store
 from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id, split_execution_id
 from osworld_rollouts.evidence.chain import forget_cached_records
@@ -59,10 +60,7 @@ def verify(
     evidence = configured_store(store)
     reports = asyncio.run(_verify_rollout(evidence, str(rollout), offline=offline))
     if not reports:
-        raise ConsoleError(
-            f"neither Temporal nor {evidence.url} knows an execution of {rollout!r}", remedy="`rollouts list` shows what there is",
-            code=ExitCode.NOT_FOUND,
-        )  # fmt: skip
+        raise asyncio.run(_nothing_of(str(rollout), evidence, offline=offline))
     out.record({"rollout": rollout, "store": evidence.url, "intact": all(report.intact for report in reports),
                 "executions": [report.as_json() for report in reports]})  # fmt: skip
     for report in reports:
@@ -99,6 +97,26 @@ async def _verify_rollout(store: EvidenceStore, name: str, *, offline: bool) -> 
         if number == last or (report is None and last is None):
             return reports
     return reports
+
+
+async def _nothing_of(name: str, store: EvidenceStore, *, offline: bool) -> ConsoleError:
+    """Why there is nothing to verify: nobody knows it, or it never had evidence."""
+    listed = "`rollouts list` shows what there is"
+    if offline:
+        return ConsoleError(f"{store.url} has no execution of {name!r}", remedy=listed, code=ExitCode.NOT_FOUND)
+    try:
+        rollout = split_execution_id(name)[0]
+    except ValueError:
+        rollout = name
+    try:
+        end = await how_it_ended(await connect(load_settings()), rollout)
+    except ConsoleError:
+        words = f"neither Temporal nor {store.url} knows an execution of {name!r}"
+        return ConsoleError(words, remedy=listed, code=ExitCode.NOT_FOUND)
+    words = f"there is no evidence of {name!r}: its rollout " + (
+        f"ended with {end}" if end else "runs, and none is written yet"
+    )
+    return ConsoleError(words, remedy=f"`rollouts show {rollout}` says more", code=ExitCode.NOT_FOUND)
 
 
 async def _verify_one(store: EvidenceStore, client: Client | None, name: str) -> ExecutionReport | None:

@@ -43,6 +43,14 @@ def run(capsys, *arguments):
         (["nonsense"], ExitCode.USAGE, "nonsense"),
         (["tasks", "--foo"], ExitCode.USAGE, "--foo"),
         (["list", "--limit", "many"], ExitCode.USAGE, "many"),
+        (["list", "--limit", "0"], ExitCode.USAGE, "at least 1"),
+        (["list", "--outcome", "nonsense"], ExitCode.USAGE, "desktop_lost"),
+        (["list", "--outcome", "desktop_los"], ExitCode.USAGE, "did you mean desktop_lost"),
+        (["config", "nope"], ExitCode.USAGE, "no setting has 'nope' in its name"),
+        (["config", "temporal.adress"], ExitCode.USAGE, "did you mean temporal.address"),
+        (["config", "adress"], ExitCode.USAGE, "did you mean temporal.address"),
+        (["machines", "--clear", "unknown"], ExitCode.NOT_FOUND, "there is no machine 'unknown'"),
+        (["list"], ExitCode.UNREACHABLE, "; start one with `rollouts up`"),
         (["show"], ExitCode.USAGE, "ROLLOUT"),
         (["submit"], ExitCode.USAGE, "no task named"),
         (["submit", "no-such-task", "--model", "m", "--base-url", "http://x/v1"], ExitCode.USAGE, "unknown task"),
@@ -113,6 +121,8 @@ def test_errors_as_json(capsys):
     assert out == ""
     assert json.loads(err)["error"]["exit_code"] == code == ExitCode.UNREACHABLE
     assert json.loads(err)["error"]["kind"] == "unreachable"
+    assert json.loads(err)["error"]["remedy"].startswith("start one with `rollouts up`")
+    assert "rollouts up" not in json.loads(err)["error"]["message"]
 
 
 def test_a_wrong_setting_is_one_line(capsys, monkeypatch):
