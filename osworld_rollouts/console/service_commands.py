@@ -17,6 +17,7 @@ from osworld_rollouts.console.output import STYLES, Output
 from osworld_rollouts.console.processes import Registry
 from osworld_rollouts.console.rollouts import Filter, count_rollouts, find_rollouts
 from osworld_rollouts.console.services import (
+    POLL_S,
     VIEWER,
     WORKER,
     child_environment,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from osworld_rollouts.settings import Settings
 
 _ORDER = (VIEWER, WORKER, SERVER)
+_DEFAULT_ADDRESS = "127.0.0.1:7233"
+"""Where Temporal's own programs look when nobody tells them."""
 
 
 def up(*, no_worker: bool = False, no_page: bool = False, no_keeper: bool = False, json: bool = False) -> None:
@@ -63,6 +66,11 @@ def up(*, no_worker: bool = False, no_page: bool = False, no_keeper: bool = Fals
         _keep(registry, services, settings)
     out.record({"started": list(services.started), "processes": [_entry(process) for process in registry.running()]})
     _print_processes(registry, out, set(services.started))
+    if services.server is not None and services.server.address != _DEFAULT_ADDRESS:
+        out.line(
+            f"not on {_DEFAULT_ADDRESS}: other programs reach it with TEMPORAL_ADDRESS={services.server.address}",
+            style=STYLES["waiting"],
+        )
     if services.server is None:
         out.line(f"Temporal at {services.settings.temporal.address} is not ours: used, not started", style="dim")
     out.note("`rollouts down` ends them, `rollouts status` shows them")
@@ -180,7 +188,7 @@ async def _status(out: Output) -> None:
     else:
         workers = len(server["workers"])
         out.line(
-            f"Temporal at {settings.temporal.address}, namespace {settings.temporal.namespace}: {server['running_rollouts']} rollouts running, {workers} worker{'' if workers == 1 else 's'} polling"
+            f"Temporal at {settings.temporal.address}, namespace {settings.temporal.namespace}: {server['running_rollouts']} rollouts running, {workers or 'no'} worker{'' if workers == 1 else 's'} seen in the last {POLL_S} s"
         )
     if desktops:
         now = datetime.now(UTC)
@@ -215,8 +223,9 @@ async def _before_down(settings: Settings, registry: Registry, *, cancel: bool) 
 def _print_processes(registry: Registry, out: Output, fresh: set[str]) -> None:
     rows: list[list[str | Text]] = []
     for process in registry.running():
+        address = process.facts.get("address") if process.name == SERVER else None
         where = (
-            process.facts.get("ui_url")
+            (f"{process.facts.get('ui_url')}  gRPC {address}" if address else None)
             or process.facts.get("url")
             or ", ".join(process.facts.get("roles") or process.facts.get("keeps") or [])
         )

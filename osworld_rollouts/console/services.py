@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -102,7 +103,7 @@ async def start_services(
 async def pollers(
     client: Client, queue: str, kind: TaskQueueType.ValueType = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
 ) -> list[str]:
-    """Identities of the workers that poll a task queue. A dead one is gone from the list after POLL_S."""
+    """Identities of the workers that were seen to poll a task queue within POLL_S. One of this host whose process is gone is left out."""
     answer = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind)
     )
@@ -110,8 +111,22 @@ async def pollers(
     return [
         poller.identity
         for poller in answer.pollers
-        if (now - poller.last_access_time.ToDatetime(UTC)).total_seconds() < POLL_S
+        if (now - poller.last_access_time.ToDatetime(UTC)).total_seconds() < POLL_S and not is_gone(poller.identity)
     ]
+
+
+def is_gone(identity: str) -> bool:
+    """Whether a worker's identity, `pid@host` by default, names a process of this host that no longer runs."""
+    pid, _, host = identity.partition("@")
+    if host != socket.gethostname() or not (pid.isascii() and pid.isdigit()):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
 
 
 async def _ensure_worker(

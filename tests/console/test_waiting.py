@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import socket
+import subprocess
 
 import pytest
 from rich.console import Console
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
 
 from osworld_rollouts.console.errors import ExitCode
 from osworld_rollouts.console.links import Links
 from osworld_rollouts.console.list_command import COLUMNS, NUMBERS, table_rows
-from osworld_rollouts.console.output import make_table, middle
+from osworld_rollouts.console.output import Output, make_table, middle
 from osworld_rollouts.console.pending import Doing, PendingActivity
 from osworld_rollouts.console.phases import phase_words, state_words
+from osworld_rollouts.console.processes import Registry
 from osworld_rollouts.console.rollouts import RolloutDetails
+from osworld_rollouts.console.service_commands import _print_processes
+from osworld_rollouts.console.services import is_gone
 from osworld_rollouts.console.show_command import _page
 from osworld_rollouts.contracts.outcome import ExecutionResult, Outcome, OutcomeKind
 from tests.console.test_progress import row, view
 from tests.console.test_rollouts import MODEL, eventually, worker
 from tests.workflows.scripted import CLICK, Script, refuse, replying
+from workflows.execution import ExecutionWorkflow
 
 
 def pending(name="call_model", **fields):
@@ -257,3 +268,66 @@ def result(number, head=None):
 def test_a_page_is_linked_where_there_is_one(status, executions, linked):
     details = RolloutDetails(row(1, status), "", {}, executions, None, None)
     assert (_page(details, Links(None, "http://page", "default")) is not None) == linked
+
+
+@pytest.fixture
+def ended_pid():
+    """Of a process that is gone."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
+
+
+@pytest.mark.temporal
+async def test_workers_that_are_gone_are_not_counted(temporal_env, cli, ended_pid):
+    here = socket.gethostname()
+    names = [f"{ended_pid}@{here}", f"{os.getpid()}@{here}", f"{ended_pid}@elsewhere", "my-worker"]
+    assert [is_gone(name) for name in names] == [True, False, False, False]
+    for name in names[:2]:
+        async with Worker(temporal_env.client, task_queue=cli.queue, workflows=[ExecutionWorkflow], identity=name):
+            await eventually(lambda: remembered(temporal_env.client, cli.queue, name))  # noqa: B023
+    told = (await cli("status", "--json")).json["temporal"]
+    assert names[1] in told["workers"]
+    assert names[0] not in told["workers"]
+    assert f"{len(told['workers'])} worker" in (shown := await cli("status")).out
+    assert "seen in the last 75 s" in shown.out
+
+
+async def remembered(client, queue, name):
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+    )
+    answer = await client.workflow_service.describe_task_queue(request)
+    return any(poller.identity == name for poller in answer.pollers)
+
+
+def test_up_names_the_address_for_other_programs(tmp_path):
+    registry, out = Registry(tmp_path), Output(as_json=False)
+    text = io.StringIO()
+    out.console = Console(file=text, width=120)
+    facts = {"address": "127.0.0.1:17733", "ui_url": "http://127.0.0.1:18733", "version": "1"}
+    registry.start("temporal", ["sleep", "60"], facts=facts)
+    try:
+        _print_processes(registry, out, set())
+    finally:
+        registry.stop("temporal")
+    assert "http://127.0.0.1:18733  gRPC 127.0.0.1:17733" in text.getvalue()
+
+
+@pytest.mark.temporal
+async def test_verify_says_of_a_known_rollout_that_it_has_no_evidence(temporal_env, cli):
+    rollout = f"{cli.queue}/text-edit-save/0"
+    await cli("submit", "text-edit-save", *MODEL, "--campaign", cli.queue)
+    early, one = await cli("verify", rollout), await cli("verify", f"{rollout}/x1")
+    await temporal_env.client.get_workflow_handle(f"rollout/{rollout}").terminate()
+    late, nobody = await cli("verify", rollout), await cli("verify", "no/such/0")
+    offline = await cli("verify", rollout, "--offline")
+    assert {done.code for done in (early, one, late, nobody, offline)} == {ExitCode.NOT_FOUND}
+    assert "its rollout runs, and none is written yet" in early.err
+    assert "its rollout runs" in one.err
+    assert f"there is no evidence of '{rollout}': its rollout ended with terminated" in late.err
+    assert f"rollouts show {rollout}" in late.err
+    assert "neither Temporal nor" in nobody.err
+    assert "Temporal" not in offline.err
