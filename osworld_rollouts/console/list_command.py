@@ -79,7 +79,7 @@ def list_rollouts(
     if outcome is not None and outcome not in set(OutcomeKind):
         near = difflib.get_close_matches(outcome, list(OutcomeKind), n=3)
         raise ConsoleError(
-            f"--outcome {outcome!r} is none" + (f", did you mean {' or '.join(near)}?" if near else ""),
+            f"--outcome {outcome!r} is no outcome" + (f", did you mean {' or '.join(near)}?" if near else ""),
             remedy=f"there are: {', '.join(OutcomeKind)}",
         )
     chosen = Filter(campaign, task, domain, model, outcome, purpose, running, failed, query)

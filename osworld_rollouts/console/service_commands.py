@@ -13,7 +13,7 @@ from osworld_rollouts.console.control_commands import cancel_rollouts
 from osworld_rollouts.console.embedded import NAME as SERVER
 from osworld_rollouts.console.keeper import NAME as KEEPER
 from osworld_rollouts.console.list_command import duration
-from osworld_rollouts.console.output import STYLES, Output
+from osworld_rollouts.console.output import STYLES, Output, middle
 from osworld_rollouts.console.processes import Registry
 from osworld_rollouts.console.rollouts import Filter, count_rollouts, find_rollouts
 from osworld_rollouts.console.services import (
@@ -194,7 +194,7 @@ async def _status(out: Output) -> None:
         now = datetime.now(UTC)
         rows = [
             (
-                record.owner.execution_id,
+                record.owner.execution_id if out.width is None else middle(record.owner.execution_id, out.width - 30),
                 record.provider,
                 record.state,
                 duration((now - record.created_at).total_seconds()),
@@ -202,7 +202,7 @@ async def _status(out: Output) -> None:
             for record in desktops
         ]
         out.line()
-        out.table(("desktop of", "provider", "", "since"), rows, right=("since",))
+        out.table(("desktop of", "provider", "", "since"), rows, right=("since",), wrapped=())
         out.line()
     out.line(f"state in {settings.state_dir}, evidence in {settings.store.url}", style="dim")
 

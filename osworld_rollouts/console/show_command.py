@@ -91,6 +91,8 @@ async def _show(rollout_id: str, out: Output) -> None:
 def _show_running(view: ExecutionView, state: str, out: Output) -> None:
     turns = f"turn {min(view.turn + 1, view.max_turns)} of at most {view.max_turns}"
     out.line(f"x{view.execution_id.rpartition('/x')[2]}: {state}, {turns}", style=STYLES["running"])
+    if not view.recent:
+        return
     out.table(
         ("turn", "action", ""),
         ((str(turn.turn + 1), one_line(turn.actions, 70), one_line(turn.note, 60)) for turn in view.recent),

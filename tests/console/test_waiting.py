@@ -149,6 +149,7 @@ async def test_a_rollout_stuck_on_its_model_shows_it(temporal_env, cli):
     assert "turn 1 of at most 6" in shown.out
     assert "last failure: model_unreachable: the model's server answered 500: out of memory" in shown.out
     assert "tried next in" in shown.out
+    assert "action" not in shown.out  # no table of turns before there is one
     assert ", given up in" in shown.out
     (waits,) = told["pending_activities"]
     assert (waits["activity"], waits["words"], waits["attempt"] >= 3) == ("call_model", "model call", True)
