@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from osworld_rollouts.console.links import Links
-from osworld_rollouts.console.viewer.catalog import LiveExecution
-from osworld_rollouts.console.viewer.export import export_rollout
+from osworld_rollouts.console.viewer.export import export_index, export_rollout
+from osworld_rollouts.console.viewer.live import Known, LiveExecution
 from osworld_rollouts.console.viewer.server import make_server
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import open_store
@@ -90,8 +90,10 @@ async def test_five_hundred_turns_load_only_what_is_looked_at(browser, store, tm
         await page.keyboard.press("j")
         await page.wait_for_timeout(300)
         assert -50 < (await page.locator("#turn-401").bounding_box())["y"] < 200
+        assert page.url.endswith("#turn-401")
         await page.keyboard.press("k")
         await page.wait_for_timeout(300)
+        assert page.url.endswith("#turn-400")
         assert -50 < (await page.locator("#turn-400").bounding_box())["y"] < 200
 
 
@@ -127,6 +129,43 @@ async def test_a_narrow_window_does_not_scroll_sideways(browser, store, tmp_path
             assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), path
 
 
+async def test_a_phone_shows_every_cell_with_its_name_and_whole_words(browser, store, tmp_path):
+    gallery(store)
+    with served(tmp_path) as (_, url):
+        page = await browser.new_page(viewport={"width": 390, "height": 800})
+        await page.goto(url)
+        assert await page.evaluate("document.documentElement.scrollWidth") == 390
+        row = page.locator("#rollouts tbody tr", has_text="night-1/lost/0")
+        assert (await row.locator("td").first.bounding_box())["width"] > 300
+        assert (await row.locator("td").first.bounding_box())["height"] < 30
+        label = "(cell) => getComputedStyle(cell, '::before').content"
+        assert "turns" in await row.locator("td").nth(3).evaluate(label)
+        await page.fill("#filter", "qwen3 lost")
+        assert await page.locator("#rollouts tbody tr:visible").count() == 1
+
+
+async def test_a_page_opened_at_a_turn_goes_there_and_a_click_names_the_turn(browser, store, tmp_path):
+    Sample(store, request()).begin().turns(7).score(7)
+    with served(tmp_path) as (_, url):
+        page = await browser.new_page(viewport={"width": 1400, "height": 900})
+        await page.goto(url + "/rollout/demo/calc-total-formula/0#turn-5")
+        await page.wait_for_timeout(500)
+        assert -50 < (await page.locator("#turn-5").bounding_box())["y"] < 300
+        await page.click("#turn-6 h2 a")
+        assert page.url.endswith("#turn-6")
+
+
+async def test_what_was_sent_opens_with_line_breaks(browser, store, tmp_path):
+    Sample(store, request()).begin().turns(1).score(1)
+    with served(tmp_path) as (_, url):
+        page = await browser.new_page()
+        await page.goto(url + "/rollout/demo/calc-total-formula/0")
+        await page.locator("#turn-1 >> text=sent").click()
+        assert '\n  "messages": [' in await page.inner_text("pre")
+        await page.click("text=The bytes themselves")
+        assert '{"model": "scripted-solver", "messages"' in await page.inner_text("body")
+
+
 async def test_the_filter_hides_what_does_not_match(browser, store, tmp_path):
     gallery(store)
     with served(tmp_path) as (_, url):
@@ -154,30 +193,41 @@ async def test_exported_files_work_without_a_server(browser, store, tmp_path):
     assert found == []
 
 
+async def test_an_exported_index_leads_to_its_pages(browser, store, tmp_path):
+    gallery(store)
+    name, directory = "night-1/lost/0", tmp_path / "pages" / "night-1"
+    page_file = export_rollout(store, name, tmp_path / "pages" / name, LINKS)
+    index = export_index(store, directory, {name: page_file}, LINKS, campaign="night-1", submitted=1)
+    page = await browser.new_page()
+    with complaints(page) as found:
+        await page.goto(index.as_uri())
+        await page.click(f"text={name}")
+        await page.wait_for_load_state("networkidle")
+        assert page.url == page_file.as_uri()
+    assert found == []
+
+
 async def test_a_live_page_grows_and_then_stops_asking(browser, store, tmp_path):
     made = request("demo/live/0", model="m")
     sample = Sample(store, made).begin(size=(640, 360)).turns(1, size=(640, 360))
-    live = LiveExecution(
-        sample.execution_id, made.rollout_id, 1, "acting", 1, 15, paused=False, action="click", head=sample.head
-    )
+    live = LiveExecution(sample.execution_id, made.rollout_id, 1, "acting", 1, 15, "click", sample.head)
     with served(tmp_path) as (server, url):
         pages = server.RequestHandlerClass.pages
-        pages.running = lambda: [live] if live else []
+        pages.known = lambda: Known(running=(live,) if live else ())
         page = await browser.new_page(viewport={"width": 1400, "height": 900})
         await page.goto(url + "/rollout/demo/live/0")
         assert await page.locator("article[id^=turn]").count() == 1
         assert "acting" in await page.inner_text(".verdict")
         await page.evaluate("window.kept = true")
         sample.turns(2, first=1, size=(640, 360))
-        live = LiveExecution(
-            sample.execution_id, made.rollout_id, 1, "acting", 3, 15, paused=False, action="click", head=sample.head
-        )
+        live = LiveExecution(sample.execution_id, made.rollout_id, 1, "acting", 3, 15, "click", sample.head)
         await page.wait_for_selector("#turn-3", timeout=10_000)
         sample.score(3)
         live = None
         await page.wait_for_selector("#evaluation", timeout=10_000)
         assert "score 1" in await page.inner_text(".verdict")
         assert await page.evaluate("window.kept") is True
+        assert "so far" not in await page.inner_text(".facts")
         order = await page.evaluate("[...document.querySelectorAll('article.card')].map((card) => card.id)")
         assert order[:6] == ["setup", "turn-1", "turn-2", "turn-3", "turn-4", "evaluation"]
         asked: list[str] = []

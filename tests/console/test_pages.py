@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
 import re
+import sys
 import threading
 import time
-from datetime import timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
 from osworld_rollouts.console.links import Links
-from osworld_rollouts.console.viewer.export import export_rollout
-from osworld_rollouts.console.viewer.pages import CSP_SERVED, ServedUrls, render_rollout
+from osworld_rollouts.console.main import run
+from osworld_rollouts.console.pending import PendingActivity
+from osworld_rollouts.console.processes import Registry
+from osworld_rollouts.console.rollouts import RolloutDetails, RolloutRow
+from osworld_rollouts.console.viewer.catalog import ModelNames, last_executions, list_page
+from osworld_rollouts.console.viewer.export import export_index, export_rollout
+from osworld_rollouts.console.viewer.live import Known, LiveExecution
+from osworld_rollouts.console.viewer.pages import (
+    CSP_SERVED,
+    ServedUrls,
+    render_overview,
+    render_rollout,
+    render_unsealed,
+)
 from osworld_rollouts.console.viewer.server import make_server
 from osworld_rollouts.console.viewer.trace import read_trace
+from osworld_rollouts.contracts.evidence import ModelCallRecord
+from osworld_rollouts.contracts.outcome import Cause, ExecutionResult, Outcome, OutcomeKind
+from osworld_rollouts.contracts.steps import HistoryWindow
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.store import blob_path, open_store
 from osworld_rollouts.settings import load_settings
+from osworld_rollouts.submit import submit
 from tests.console.samples import HOSTILE, START, Sample, gallery, request
 
 LINKS = Links("http://127.0.0.1:8233", "http://127.0.0.1:8320", "default")
@@ -32,10 +52,10 @@ def store(tmp_path):
     return open_store(tmp_path / "state" / "evidence")
 
 
-@pytest.fixture
-def serve(tmp_path, store):
-    """Serve the store; gives a function (path, headers) -> (status, headers, body)."""
-    server = make_server(load_settings(state_dir=tmp_path / "state"), 0, live=False)
+@contextmanager
+def serving(settings, *, live):
+    """Serve the settings' store; gives a function (path, headers) -> (status, headers, body)."""
+    server = make_server(settings, 0, live=live)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     port = server.server_address[1]
@@ -52,6 +72,28 @@ def serve(tmp_path, store):
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.fixture
+def serve(tmp_path, store):
+    """Serve the store, without a Temporal server."""
+    with serving(load_settings(state_dir=tmp_path / "state"), live=False) as get:
+        yield get
+
+
+def known_row(rollout_id, status, outcome=None, score=None, execution=1, domain="os"):
+    """A rollout as Temporal lists it."""
+    campaign, task, _ = rollout_id.split("/")
+    return RolloutRow(
+        rollout_id, f"rollout/{rollout_id}", "run-1", status, campaign, task, domain, "qwen3-vl-32b", "turns", execution, 0, outcome, score,
+        None if outcome is None else score is not None, START, None if status == "running" else START + timedelta(minutes=9),
+    )  # fmt: skip
+
+
+def listing_of(store, known, **more):
+    return list_page(
+        last_executions(store), store, known, **{"campaign": None, "page": 1, "models": ModelNames(), **more}
+    )
 
 
 def page_of(store, sample) -> str:
@@ -161,10 +203,11 @@ def test_the_overview_counts_and_labels(serve, store):
     page = body.decode()
     assert status == 200
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-    assert "<b>4</b> rollouts" in page
-    assert "<b>3</b> scored" in page
-    assert "mean over those <b>0.5</b>" in page
-    assert "<b>1</b> without a score" in page
+    assert "<b>4</b> finished" in page
+    assert "<b>3</b> with a score" in page
+    assert "mean score <b>0.5</b> over 3 of 4 rollouts; over all of them it lies between 0.375 and 0.625" in page
+    assert "<b>1</b> ended without a score: 1 desktop lost" in page
+    assert "counts are of the evidence store only" in page
     assert page.count("scripted policy, not a model") == 1
     assert "desktop lost" in page
     only = serve("/?campaign=night-1")[2].decode()
@@ -285,3 +328,183 @@ def test_a_running_execution_is_shown_as_far_as_it_is(store):
     page = page_of(store, sample)
     assert "not finished" in page
     assert "Now</h2>" in page
+
+
+def test_every_rollout_temporal_knows_is_counted(store):
+    Sample(store, request("mix/solved/0")).begin(size=SMALL).turns(1, size=SMALL).score(1)
+    Sample(store, request("mix/again/0")).begin(size=SMALL).fail()
+    Sample(store, request("mix/forgotten/0")).begin(size=SMALL).fail()
+    rows = [
+        known_row("mix/solved/0", "completed", "agent_done", 1.0, domain="libreoffice_calc"),
+        known_row("mix/again/0", "running", execution=2),
+        known_row("mix/fresh/0", "running", execution=None),
+        known_row("mix/wrong/0", "failed", "request_invalid"),
+        known_row("mix/ended/0", "terminated"),
+        known_row("other/wrong/0", "failed", "request_invalid"),
+    ]
+    known = Known(answers=True, rollouts={row.rollout_id: row for row in rows})
+    listing = listing_of(store, known, campaign="mix")
+    counted = listing.counted
+    assert (counted.total, counted.scored, counted.running, counted.missing) == (6, 1, 2, 0)
+    assert counted.outcomes == {"desktop_lost": 1, "request_invalid": 1, "terminated": 1}
+    assert {row.rollout_id: (row.kind, row.turns) for row in listing.rows} == {
+        "mix/solved/0": ("agent_done", 2),
+        "mix/forgotten/0": ("desktop_lost", 0),
+        "mix/wrong/0": ("request_invalid", None),
+        "mix/ended/0": ("terminated", None),
+    }
+    page = render_overview(listing, ServedUrls(), LINKS, csp=CSP_SERVED)
+    assert "<b>4</b> finished" in page
+    assert "<b>2</b> running" in page
+    assert "<b>3</b> ended without a score: 1 desktop lost, 1 request invalid, 1 terminated" in page
+    assert "mean score <b>1</b> over 1 of 6 rollouts" in page
+    assert "evidence store only" not in page
+    assert set(listing.domains) == {"libreoffice_calc", "os", "domain not known"}
+
+
+def test_an_attempt_that_could_not_be_sealed_does_not_leave_the_one_before_as_the_end(store):
+    Sample(store, request("mix/a/0")).begin(size=SMALL).fail()
+    known = Known(
+        answers=True, rollouts={"mix/a/0": known_row("mix/a/0", "failed", "evidence_unavailable", execution=2)}
+    )
+    (row,) = listing_of(store, known).rows
+    assert (row.kind, row.turns, row.attempts) == ("evidence_unavailable", None, 2)
+
+
+def test_a_rollout_that_made_no_call_still_has_its_model(store):
+    Sample(store, request("mix/a/0", model="qwen3-vl-32b")).begin(size=SMALL).fail(OutcomeKind.TASK_UNSUPPORTED)
+    (row,) = listing_of(store, Known()).rows
+    assert (row.model, row.scripted) == ("qwen3-vl-32b", False)
+
+
+def test_a_running_page_says_what_is_tried_again_and_how_long_it_has_run(store):
+    sample = Sample(store, request(), start=datetime.now(UTC) - timedelta(minutes=5)).begin(size=SMALL)
+    step = PendingActivity(
+        "call_model", "model call", "scheduled", 7, None, "ModelCallError: nobody listens\nthere", None,
+        datetime.now(UTC) + timedelta(seconds=20.4), None,
+    )  # fmt: skip
+    live = LiveExecution(
+        sample.execution_id, "demo/calc-total-formula/0", 1, "working, model call attempt 7", 0, 15, "", sample.head, (step,)
+    )  # fmt: skip
+    trace = read_trace(store, sample.execution_id, sample.head)
+    page = render_rollout(trace, (), ServedUrls(), LINKS, live=live, csp=CSP_SERVED)
+    assert '<span class="badge trouble">working, model call attempt 7</span>' in page
+    assert "<b>model call</b>, attempt 7, next try in 20 s" in page
+    assert "last failure: ModelCallError: nobody listens there" in page
+    assert "min 00 s so far" in page
+    assert "<dd>0 of at most 15</dd>" in page
+    assert sum(tag == "img" for tag, _ in Tags(page).tags) == 1
+    listing = list_page(
+        {},
+        store,
+        Known(True, {live.rollout_id: known_row(live.rollout_id, "running")}, (live,)),
+        campaign=None,
+        page=1,
+        models=ModelNames(),
+    )
+    assert "nobody listens there" in render_overview(listing, ServedUrls(), LINKS, csp=CSP_SERVED)
+
+
+def test_a_rollout_without_evidence_has_a_page_with_cause_and_remedy():
+    cause = Cause(
+        kind=OutcomeKind.REQUEST_INVALID, message=f"no such adapter {HOSTILE}", remedy="see `rollouts adapters`"
+    )
+    ended = ExecutionResult(
+        execution_id="mix/wrong/0/x1",
+        number=1,
+        outcome=Outcome(kind=OutcomeKind.REQUEST_INVALID, cause=cause),
+        run_id="r1",
+    )
+    details = RolloutDetails(
+        known_row("mix/wrong/0", "failed", "request_invalid"), "Do it", {}, (ended,), None, "no such adapter"
+    )
+    page = render_unsealed(details, None, (), ServedUrls(), LINKS, csp=CSP_SERVED)
+    for words in ("no score", "request invalid", "no such adapter", "see `rollouts adapters`", "left no evidence"):
+        assert words in page, words
+    targets = [str(attributes.get("href")) for tag, attributes in Tags(page).tags if tag == "a"]
+    assert LINKS.workflow("rollout/mix/wrong/0", "run-1") in targets
+    assert LINKS.workflow("rollout/mix/wrong/0/x1", "r1") in targets
+    assert "<script>alert" not in page
+
+
+async def test_what_temporal_knows_is_shown_when_no_worker_answers(temporal_env, make_request, tmp_path, store):
+    made = make_request({"campaign_id": "viewed"})
+    await submit(temporal_env.client, made, task_queue="nobody polls this")
+    address = temporal_env.client.service_client.config.target_host
+    settings = load_settings(state_dir=tmp_path / "state", temporal={"address": address})
+    handle = temporal_env.client.get_workflow_handle(f"rollout/{made.rollout_id}")
+    with serving(settings, live=True) as get:
+
+        async def until(path, words):
+            async with asyncio.timeout(30):
+                while True:
+                    status, _, body = await asyncio.to_thread(get, path)
+                    if words in body.decode():
+                        return status, body.decode()
+                    await asyncio.sleep(0.2)
+
+        _, page = await until("/?campaign=viewed", "<b>1</b> running")
+        assert "waiting for a worker" in page
+        status, page = await until(f"/rollout/{made.rollout_id}", "no worker answers")
+        assert (status, 'data-live="2"' in page) == (200, True)
+        await handle.terminate("enough")
+        status, page = await until(f"/rollout/{made.rollout_id}", "left no evidence")
+        assert (status, "terminated" in page, "no score" in page) == (200, True, True)
+        await until("/?campaign=viewed", "<b>1</b> ended without a score: 1 terminated")
+        assert (await asyncio.to_thread(get, "/rollout/viewed/none/0"))[0] == 404
+
+
+def test_a_refused_call_is_told_in_one_line_and_is_no_turn(store):
+    sample = Sample(store, request()).begin(size=SMALL)
+    sample.add(
+        ModelCallRecord, 0.2, turn=0, call=0, activity_attempt=1, request_id="r", window=HistoryWindow(), sent=store.put(b"{}"), received=None,
+        status=404, error="no such model", earlier_attempts=({"attempt": 1},),
+    )  # fmt: skip
+    page = page_of(store, sample.fail(OutcomeKind.MODEL_REJECTED, turns=0))
+    assert '<p class="raw dim">1 attempt · <a' in page
+    assert "<dd>0 of at most 15</dd>" in page
+
+
+def test_json_is_shown_with_line_breaks_beside_its_bytes(serve, store):
+    blob = store.put(json.dumps({"model": "m", "text": HOSTILE}).encode())
+    status, headers, body = serve(f"/read/{blob}")
+    page = body.decode()
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "{\n  &#34;model&#34;: &#34;m&#34;," in page
+    assert "<script>alert" not in page
+    assert f'href="/blob/{blob}"' in page
+    assert "not text" in serve(f"/read/{store.put(bytes([0x89, 0xFF, 0xFE]))}")[2].decode()
+    assert "It goes on" in serve(f"/read/{store.put(b'x' * 2_000_001)}")[2].decode()
+    assert serve("/read/" + "0" * 64)[0] == 404
+
+
+def test_an_index_leads_to_the_exported_pages_and_counts_all(store, tmp_path):
+    gallery(store)
+    names, directory = ("night-1/files-rename/0", "night-1/lost/0"), tmp_path / "pages" / "night-1"
+    pages = {name: export_rollout(store, name, tmp_path / "pages" / name, LINKS) for name in names}
+    for _ in range(2):
+        index = export_index(store, directory, pages, LINKS, campaign="night-1", submitted=3)
+    text = index.read_text(encoding="utf-8")
+    assert index == directory / "index.html"
+    assert "<b>1</b> left no evidence" in text
+    assert "over 1 of 3 rollouts" in text
+    targets = [attributes["href"] for tag, attributes in Tags(text).tags if tag in {"a", "link"}]
+    assert {"files-rename/0/index.html", "lost/0/index.html"} <= set(targets)
+    assert all((directory / target).is_file() for target in targets if "://" not in target)
+    assert not list(directory.glob(".*"))
+
+
+def test_view_prints_the_address_of_the_page_that_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ROLLOUTS_STATE_DIR", str(tmp_path / "state"))
+    settings = load_settings()
+    registry = Registry(settings.state_dir)
+    facts = {"url": "http://127.0.0.1:8320", "store": settings.store.url}
+    registry.start("viewer", [sys.executable, "-c", "import time; time.sleep(60)"], facts=facts)
+    try:
+        assert run(["view", "rollout/mix/solved/0", "--json"]) == ExitCode.OK
+        assert json.loads(capsys.readouterr().out) == {
+            "url": "http://127.0.0.1:8320/rollout/mix/solved/0",
+            "served": False,
+        }
+    finally:
+        registry.stop("viewer")

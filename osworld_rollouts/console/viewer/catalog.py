@@ -1,80 +1,131 @@
-"""Which executions there are to show: sealed ones from the evidence store, running ones from the Temporal server."""
+"""Which rollouts there are to show and what they amount to: the evidence store's and, while it answers, the Temporal server's."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from osworld_rollouts.console.rollouts import Filter, execution_views, find_rollouts
 from osworld_rollouts.console.viewer.trace import SCRIPTED
-from osworld_rollouts.contracts.evidence import ModelCallRecord
-from osworld_rollouts.contracts.identity import execution_id, split_execution_id
+from osworld_rollouts.contracts.evidence import ExecutionStarted, ModelCallRecord
+from osworld_rollouts.contracts.request import RolloutRequest
 from osworld_rollouts.evidence import chain
 from osworld_rollouts.evidence.errors import EvidenceError
 from osworld_rollouts.evidence.index import list_pointers
 from osworld_rollouts.evidence.store import get_json
-from osworld_rollouts.temporal import TemporalUnreachableError, connect
+from osworld_rollouts.metrics import Entry, Tally, by_domain, tally
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from temporalio.client import Client
-
-    from osworld_rollouts.contracts.execution import ExecutionView
-    from osworld_rollouts.contracts.outcome import Outcome
+    from osworld_rollouts.console.rollouts import RolloutRow
+    from osworld_rollouts.console.viewer.live import Known, LiveExecution
     from osworld_rollouts.evidence.index import ExecutionPointer
     from osworld_rollouts.evidence.store import EvidenceStore
-    from osworld_rollouts.settings import Settings
 
 PAGE_SIZE = 300
-_LIVE_SHOWN = 50
-_LIVE_REFRESH_S = 1.5
-_LIVE_IDLE_S = 15.0
+_NO_DOMAIN = "domain not known"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One finished rollout: its last execution."""
+    """One finished rollout: its last execution. `turns` is None for one that left no evidence."""
 
     rollout_id: str
-    outcome: Outcome
+    kind: str
+    score: float | None
+    eligible: bool
+    reason: str
+    turns: int | None
     attempts: int
     model: str
     scripted: bool
-    sealed_at: datetime
-
-
-@dataclass(frozen=True)
-class LiveExecution:
-    """A running execution, as it says itself."""
-
-    execution_id: str
-    rollout_id: str
-    number: int
-    phase: str
-    turn: int
-    max_turns: int
-    paused: bool
-    action: str
-    head: str | None
+    ended_at: datetime
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One page of the overview."""
+    """One page of the overview. `counted` is over every rollout, not over the page; `answers` says whether Temporal's are among them."""
 
     campaign: str | None
     rows: list[Row]
-    total: int
-    scored: int
-    unscored: int
-    mean: float | None
+    finished: int
+    counted: Tally
+    domains: dict[str, Tally]
     live: list[LiveExecution]
+    answers: bool
     page: int
     pages: int
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a rollout ended. `turns` is None where only Temporal tells."""
+
+    kind: str
+    score: float | None
+    eligible: bool
+    reason: str
+    turns: int | None
+    at: datetime
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A rollout as the store has it, as Temporal has it, or both."""
+
+    rollout_id: str
+    pointers: list[ExecutionPointer]
+    row: RolloutRow | None
+
+    @property
+    def running(self) -> bool:
+        return self.row is not None and self.row.status == "running"
+
+    @property
+    def campaign(self) -> str:
+        return self.row.campaign if self.row else self.pointers[-1].campaign_id
+
+    @property
+    def ending(self) -> _Ending:
+        """The evidence's, unless the last execution could not be sealed: then Temporal tells of another outcome."""
+        row = self.row
+        if row is None or (self.pointers and row.outcome in {None, str(self.pointers[-1].outcome.kind)}):
+            end, outcome = self.pointers[-1], self.pointers[-1].outcome
+            kind, reason = str(outcome.kind), outcome.admission_reason
+            return _Ending(kind, outcome.score, outcome.eligible, reason, outcome.turns, end.sealed_at)
+        kind, eligible = row.outcome or row.status, row.eligible is not False
+        return _Ending(kind, row.score, eligible, "", None, row.closed_at or row.started_at)
+
+    def entry(self) -> Entry:
+        """For counting."""
+        row = self.row
+        task = row.task if row else self.pointers[-1].task_id
+        domain = (row.domain if row else "") or _NO_DOMAIN
+        if self.running:
+            return Entry(task, domain, None, None, running=True)
+        end = self.ending
+        return Entry(task, domain, end.score, end.kind, eligible=end.eligible)
+
+    def as_row(self, store: EvidenceStore, models: ModelNames) -> Row:
+        """For the list of finished ones."""
+        row, end = self.row, self.ending
+        model, scripted = models.of(store, self.pointers[-1]) if self.pointers else ("", False)
+        model = model or (row.model if row else "")
+        attempts = max(len(self.pointers), (row.execution or 1) if row else 1)
+        return Row(
+            self.rollout_id,
+            end.kind,
+            end.score,
+            end.eligible,
+            end.reason,
+            end.turns,
+            attempts,
+            model,
+            scripted or model.startswith(SCRIPTED),
+            end.at,
+        )
 
 
 def last_executions(store: EvidenceStore) -> dict[str, list[ExecutionPointer]]:
@@ -90,26 +141,41 @@ def last_executions(store: EvidenceStore) -> dict[str, list[ExecutionPointer]]:
 def list_page(
     by_rollout: dict[str, list[ExecutionPointer]],
     store: EvidenceStore,
-    live: list[LiveExecution],
+    known: Known,
     *,
     campaign: str | None,
     page: int,
     models: ModelNames,
+    expected: int | None = None,
+    size: int = PAGE_SIZE,
 ) -> Listing:
-    """The newest finished rollouts first; counts are over all of them, not over the page."""
-    chosen = [pointers for pointers in by_rollout.values() if campaign is None or pointers[-1].campaign_id == campaign]
-    chosen.sort(key=lambda pointers: pointers[-1].sealed_at, reverse=True)
-    scores = [pointers[-1].outcome.score for pointers in chosen if pointers[-1].outcome.score is not None]
-    pages = max(1, -(-len(chosen) // PAGE_SIZE))
+    """The newest finished rollouts first. A rollout that runs, perhaps again, is not among the finished ones.
+
+    With `expected` that many are the denominator of the counts; those of which nothing is known count as missing.
+    """
+    found = [
+        _Found(name, by_rollout.get(name, []), known.rollouts.get(name)) for name in {**by_rollout, **known.rollouts}
+    ]
+    found = [rollout for rollout in found if campaign is None or rollout.campaign == campaign]
+    entries = [rollout.entry() for rollout in found]
+    ended = sorted(
+        (rollout for rollout in found if not rollout.running), key=lambda rollout: rollout.ending.at, reverse=True
+    )
+    size = max(1, size)
+    pages = max(1, -(-len(ended) // size))
     page = min(max(page, 1), pages)
-    rows: list[Row] = []
-    for pointers in chosen[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]:
-        end = pointers[-1]
-        model, scripted = models.of(store, end)
-        rows.append(Row(end.rollout_id, end.outcome, len(pointers), model, scripted, end.sealed_at))
-    shown = [view for view in live if campaign is None or view.rollout_id.startswith(f"{campaign}/")]
-    mean = sum(scores) / len(scores) if scores else None
-    return Listing(campaign, rows, len(chosen), len(scores), len(chosen) - len(scores), mean, shown, page, pages)
+    chosen = {rollout.rollout_id for rollout in found}
+    return Listing(
+        campaign,
+        [rollout.as_row(store, models) for rollout in ended[(page - 1) * size : page * size]],
+        len(ended),
+        tally(entries, expected=expected),
+        by_domain(entries) if campaign and known.answers else {},
+        [view for view in known.running if view.rollout_id in chosen],
+        known.answers,
+        page,
+        pages,
+    )
 
 
 class Sealed:
@@ -146,7 +212,7 @@ class ModelNames:
         self._known: dict[str, tuple[str, bool]] = {}
 
     def of(self, store: EvidenceStore, pointer: ExecutionPointer) -> tuple[str, bool]:
-        """(name as the server was asked for it, scripted); empty where no call was made or the evidence cannot be read."""
+        """(name as the server was asked for it, or as the request has it where no call was made; scripted); empty where the evidence cannot be read."""
         if pointer.head not in self._known:
             self._known[pointer.head] = self._read(store, pointer.head)
         return self._known[pointer.head]
@@ -164,64 +230,10 @@ class ModelNames:
                     model = str(cast("dict[str, Any]", body).get("model") or "") if isinstance(body, dict) else ""
                     told = (model, record.served_model or "", record.system_fingerprint or "")
                     return model or record.served_model or "", any(text.startswith(SCRIPTED) for text in told)
+                if isinstance(record, ExecutionStarted):  # no call was made
+                    model = RolloutRequest.model_validate_json(store.get(record.request)).rollout.model.name
+                    return model, model.startswith(SCRIPTED)
                 name = record.previous
         except (EvidenceError, ValueError):
             pass
         return "", False
-
-
-class LiveExecutions:
-    """Running executions, asked for in the background and only while somebody looks."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._views: list[LiveExecution] = []
-        self._looked_at = 0.0
-        self._fresh = threading.Event()
-        self._wanted = threading.Event()
-        threading.Thread(target=lambda: asyncio.run(self._follow()), name="live-executions", daemon=True).start()
-
-    def now(self) -> list[LiveExecution]:
-        """What runs, at most a few seconds old; empty when Temporal does not answer."""
-        idle = time.monotonic() - self._looked_at > _LIVE_IDLE_S
-        self._looked_at = time.monotonic()
-        if idle:
-            self._fresh.clear()
-        self._wanted.set()
-        self._fresh.wait(2.0)
-        return self._views
-
-    async def _follow(self) -> None:
-        client: Client | None = None
-        while True:
-            await asyncio.to_thread(self._wanted.wait)
-            if time.monotonic() - self._looked_at > _LIVE_IDLE_S:
-                self._wanted.clear()
-                continue
-            try:
-                client = client or await connect(self._settings)
-                self._views = await _running(client)
-            except (TemporalUnreachableError, RuntimeError):
-                client, self._views = None, []
-            except Exception:  # noqa: BLE001  (a page must not die of a server's hiccup; the list is empty until the next look)
-                self._views = []
-            self._fresh.set()
-            await asyncio.sleep(_LIVE_REFRESH_S)
-
-
-async def _running(client: Client) -> list[LiveExecution]:
-    rows = await find_rollouts(client, Filter(running=True), _LIVE_SHOWN)
-    names = [execution_id(row.rollout_id, row.execution) for row in rows if row.execution]
-    views = await execution_views(client, names)
-    return [_live(name, views.get(name)) for name in names]
-
-
-def _live(name: str, view: ExecutionView | None) -> LiveExecution:
-    rollout_id, number = split_execution_id(name)
-    if view is None:
-        return LiveExecution(name, rollout_id, number, "no worker answers", 0, 0, paused=False, action="", head=None)
-    recent: Any = view.recent[-1] if view.recent else None
-    action = recent.actions if recent else ""
-    return LiveExecution(
-        name, rollout_id, number, view.phase, view.turn, view.max_turns, view.paused, action, view.head
-    )

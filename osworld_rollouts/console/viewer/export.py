@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from osworld_rollouts.console.errors import ConsoleError, ExitCode
-from osworld_rollouts.console.viewer.pages import CSP_FILES, FileUrls, render_rollout
+from osworld_rollouts.console.viewer.catalog import ModelNames, last_executions, list_page
+from osworld_rollouts.console.viewer.live import Known
+from osworld_rollouts.console.viewer.pages import CSP_FILES, FileUrls, IndexUrls, render_overview, render_rollout
 from osworld_rollouts.console.viewer.trace import read_trace
 from osworld_rollouts.evidence.errors import EvidenceError
 from osworld_rollouts.evidence.index import list_pointers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from osworld_rollouts.console.links import Links
@@ -54,16 +59,55 @@ def export_rollout(store: EvidenceStore, rollout_id: str, directory: Path, links
                     trace.problems.append(str(error))
             page = render_rollout(trace, pointers, urls, links, live=None, csp=CSP_FILES)
             (draft / urls.rollout(rollout_id, pointer.number)).write_text(page, encoding="utf-8")
-        for name in _STATIC:
-            (draft / name).write_bytes(
-                resources.files("osworld_rollouts.console.viewer").joinpath("static", name).read_bytes()
-            )
+        _write_static(draft)
         if directory.exists():
             _set_aside(directory)
         draft.rename(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return directory / "index.html"
+
+
+def export_index(
+    store: EvidenceStore, directory: Path, pages: Mapping[str, Path], links: Links, *, campaign: str, submitted: int
+) -> Path:
+    """Write `index.html` into a directory: a list of rollouts that were exported below it.
+
+    Args:
+        store: what they were exported from.
+        directory: where; it need not exist.
+        pages: each rollout's page, as `export_rollout` gave it.
+        links: to the Temporal UI.
+        campaign: the heading.
+        submitted: how many there are in all, with those that left no evidence.
+
+    Returns:
+        The path of the index.
+    """
+    found = {name: pointers for name, pointers in last_executions(store).items() if name in pages}
+    listing = list_page(
+        found,
+        store,
+        Known(),
+        campaign=None,
+        page=1,
+        models=ModelNames(),
+        expected=max(submitted, len(found)),
+        size=len(found),
+    )
+    urls = IndexUrls({name: quote(page.relative_to(directory).as_posix()) for name, page in pages.items()})
+    page = render_overview(replace(listing, campaign=campaign), urls, links, csp=CSP_FILES, note="")
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_static(directory)
+    draft = directory / f".index.{uuid.uuid4().hex[:8]}"
+    draft.write_text(page, encoding="utf-8")
+    return draft.replace(directory / "index.html")
+
+
+def _write_static(directory: Path) -> None:
+    for name in _STATIC:
+        data = resources.files("osworld_rollouts.console.viewer").joinpath("static", name).read_bytes()
+        (directory / name).write_bytes(data)
 
 
 def _set_aside(directory: Path) -> None:

@@ -13,13 +13,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import structlog
 
 from osworld_rollouts.console.links import Links
-from osworld_rollouts.console.viewer.catalog import LiveExecutions, ModelNames, Sealed, list_page
+from osworld_rollouts.console.viewer.catalog import ModelNames, Sealed, list_page
+from osworld_rollouts.console.viewer.live import Known, LiveExecutions
 from osworld_rollouts.console.viewer.pages import (
     CSP_SERVED,
     ServedUrls,
+    render_blob,
     render_message,
     render_overview,
     render_rollout,
+    render_unsealed,
 )
 from osworld_rollouts.console.viewer.trace import read_trace
 from osworld_rollouts.evidence.errors import BlobMissing, EvidenceError
@@ -27,7 +30,8 @@ from osworld_rollouts.evidence.index import list_pointers
 from osworld_rollouts.evidence.store import open_store
 
 if TYPE_CHECKING:
-    from osworld_rollouts.console.viewer.catalog import LiveExecution
+    from osworld_rollouts.console.rollouts import RolloutDetails
+    from osworld_rollouts.console.viewer.live import LiveExecution
     from osworld_rollouts.evidence.index import ExecutionPointer
     from osworld_rollouts.settings import Settings
 
@@ -51,9 +55,13 @@ class Pages:
         self.live = LiveExecutions(settings) if live else None
         self.urls = ServedUrls()
 
-    def running(self) -> list[LiveExecution]:
-        """Running executions."""
-        return self.live.now() if self.live else []
+    def known(self) -> Known:
+        """What the Temporal server knows."""
+        return self.live.now() if self.live else Known()
+
+    def details(self, rollout_id: str) -> tuple[RolloutDetails, LiveExecution | None] | None:
+        """One rollout as the Temporal server has it."""
+        return self.live.details(rollout_id) if self.live else None
 
     def links(self) -> Links:
         """Links to the Temporal UI, looked up each time because the server may come and go."""
@@ -62,24 +70,34 @@ class Pages:
     def overview(self, campaign: str | None, page: int) -> str:
         """The list."""
         found = self.sealed.by_rollout()
-        listing = list_page(found, self.store, self.running(), campaign=campaign, page=page, models=self.models)
+        listing = list_page(found, self.store, self.known(), campaign=campaign, page=page, models=self.models)
         return render_overview(listing, self.urls, self.links(), csp=CSP_SERVED)
 
     def rollout(self, rollout_id: str, number: int | None) -> str | None:
-        """One execution: the asked one, else the running one, else the last; None when there is none."""
+        """One execution: the asked one, else the running one, else the last; None for a rollout that nobody knows."""
         sealed = sorted(list_pointers(self.store, rollout_id=rollout_id), key=lambda pointer: pointer.number)
-        running = next((view for view in self.running() if view.rollout_id == rollout_id and view.head), None)
-        if (
-            running
-            and number in {None, running.number}
-            and not any(pointer.number == running.number for pointer in sealed)
-        ):
-            return self._render(running.execution_id, running.head or "", sealed, running)
+        running = self.known().live(rollout_id)
+        if running and any(pointer.number == running.number for pointer in sealed):
+            running = None
+        if running and running.head and number in {None, running.number}:
+            return self._render(running.execution_id, running.head, sealed, running)
         chosen = next(
             (pointer for pointer in sealed if pointer.number == number),
             None if number else sealed[-1] if sealed else None,
         )
-        return self._render(chosen.execution_id, chosen.head, sealed, None) if chosen else None
+        if chosen and (number or not running):
+            return self._render(chosen.execution_id, chosen.head, sealed, None)
+        found = self.details(rollout_id)
+        if found is None:
+            return self._render(chosen.execution_id, chosen.head, sealed, None) if chosen else None
+        details, view = found
+        if number and all(execution.number != number for execution in details.executions) and not view:
+            return None
+        return render_unsealed(details, view, sealed, self.urls, self.links(), csp=CSP_SERVED)
+
+    def blob(self, sha256: str) -> str:
+        """A blob in a form to read, with the way to its bytes."""
+        return render_blob(sha256, self.store.get(sha256), self.urls, csp=CSP_SERVED)
 
     def _render(self, execution: str, head: str, sealed: list[ExecutionPointer], live: LiveExecution | None) -> str:
         return render_rollout(
@@ -131,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             page = pages.rollout(name, _number(query, "x")) if _is_id(name) else None
             missing = render_message(
                 "No such rollout",
-                f"The evidence store holds no finished execution of {name!r}, and none is running.",
+                f"The evidence store holds nothing of {name!r}, and Temporal knows no such rollout or does not answer.",
                 pages.urls,
                 csp=CSP_SERVED,
             )
@@ -142,6 +160,8 @@ class Handler(BaseHTTPRequestHandler):
             self._media(path.removeprefix("/media/"))
         elif _SHA256.fullmatch(path.removeprefix("/blob/")):
             self._blob(path.removeprefix("/blob/"))
+        elif path.startswith("/read/") and _SHA256.fullmatch(path.removeprefix("/read/")):
+            self._page(HTTPStatus.OK, pages.blob(path.removeprefix("/read/")))
         else:
             self._page(
                 HTTPStatus.NOT_FOUND,

@@ -9,7 +9,7 @@ function step(direction) {
   const line = 80;
   const at = places.findIndex((card) => card.getBoundingClientRect().bottom > line);
   const target = places[Math.min(Math.max((at < 0 ? places.length : at) + direction, 0), places.length - 1)];
-  if (target) target.scrollIntoView({ block: "start" });
+  if (target) location.replace(`#${target.id}`); // scrolls there, and the address can be shared
 }
 
 document.addEventListener("keydown", (event) => {
@@ -49,6 +49,10 @@ async function refresh() {
   const answer = await fetch(location.href, { cache: "no-store" });
   if (!answer.ok) return true;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (fresh.body.dataset.page !== document.body.dataset.page) {
+    location.reload(); // evidence has come, or the last page of a rollout that had none
+    return false;
+  }
   const known = new Map([...document.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]));
   let changed = false;
   let before = null; // the part that stands before the next one, so that a new part goes where the fresh page has it
