@@ -31,7 +31,7 @@ from osworld_rollouts.console.progress import LiveProgress
 from osworld_rollouts.console.requests import AgentOptions, ModelOptions, ScheduleOptions, build_requests
 from osworld_rollouts.console.rollouts import Filter, find_rollouts
 from osworld_rollouts.console.services import VIEWER, WORKER, start_services
-from osworld_rollouts.console.viewer.export import export_rollout
+from osworld_rollouts.console.viewer.export import export_index, export_rollout
 from osworld_rollouts.contracts.identity import rollout_workflow_id
 from osworld_rollouts.evidence.errors import EvidenceError
 from osworld_rollouts.evidence.store import open_store
@@ -193,6 +193,13 @@ def _export(settings: Settings, requests: Sequence[RolloutRequest]) -> dict[str,
             pages[request.rollout_id] = export_rollout(
                 open_store(settings.store.url), request.rollout_id, directory, Links.of(settings)
             )
+    if pages:
+        campaign = requests[0].campaign_id
+        with contextlib.suppress(EvidenceError):
+            export_index(
+                open_store(settings.store.url), settings.state_dir / "pages" / campaign, pages, Links.of(settings),
+                campaign=campaign, submitted=len(requests),
+            )  # fmt: skip
     return pages
 
 
