@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,8 @@ from temporalio.worker import Worker
 from activities._failures import failure
 from osworld_rollouts.console.errors import ExitCode
 from osworld_rollouts.contracts.outcome import OutcomeKind
+from osworld_rollouts.evidence.store import open_store
+from tests.evidence.exact import exact_execution
 from tests.workflows.scripted import CLICK, DONE, Script, refuse, replying
 from workflows.execution import ExecutionWorkflow
 from workflows.rollout import RolloutWorkflow
@@ -130,6 +133,31 @@ async def test_the_score_of_a_campaign_makes_no_zero_of_a_failure(temporal_env, 
     assert told.json["domains"]["libreoffice_calc"]["mean"] is None
     assert (await cli("score", cli.queue, "--of", "2")).code == ExitCode.USAGE
     assert (await cli("score", "no-such-campaign")).code == ExitCode.NOT_FOUND
+
+
+async def test_an_export_says_which_rollouts_it_cannot_hold(temporal_env, cli, tmp_path):
+    """One has evidence, one failed before it had any, and one runs."""
+    script = Script()
+    script.provision = refuse(OutcomeKind.DESKTOP_UNAVAILABLE, "no desktop left on any host")
+    where = ("--store", str(tmp_path / "store"), "--out")
+    exact_execution(open_store(str(tmp_path / "store")), f"{cli.queue}/text-edit-save/0/x1", campaign=cli.queue)
+    submit = ("submit", *MODEL, "--campaign", cli.queue, "--max-executions", "1")
+    async with worker(temporal_env, script, cli):
+        await cli(*submit, "text-edit-save", "calc-total-formula", "--wait")
+    await cli(*submit, "terminal-count-errors")  # no worker polls: it stays as it is
+
+    async def listed():
+        return (await cli("list", "--campaign", cli.queue, "--json")).json["total"] == 3
+
+    await eventually(listed)
+    done = await cli("export", cli.queue, *where, str(tmp_path / "out"), "--json")
+    assert done.code == ExitCode.OK, done.err
+    assert done.json["rollouts"] == 1
+    left = {"desktop_unavailable": 1, "running": 1}
+    assert done.json["without_evidence"] == left
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["without_evidence"] == left
+    shown = await cli("export", cli.queue, *where, str(tmp_path / "two"))
+    assert "in no file, because nothing of them is sealed: 1 " in shown.out
 
 
 async def test_list_filters_and_counts(temporal_env, cli):

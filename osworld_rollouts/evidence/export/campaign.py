@@ -41,6 +41,8 @@ class ExportReport:
     calls: int = 0
     left_out: int = 0
     unscored: int = 0
+    without_evidence: dict[str, int] | None = None
+    """Rollouts of the campaign that are in no file, because nothing of them is sealed, by how they stand; None: nobody was asked."""
     blobs: int = 0
     files: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -54,6 +56,7 @@ class ExportReport:
 def export_campaign(
     store: EvidenceStore, campaign_id: str, out: Path | str, *, format: Format = "jsonl",  # noqa: A002 - the flag's name
     only_eligible: bool = False, blobs: Blobs = "all", progress: Callable[[ExportReport], None] | None = None,
+    without_evidence: dict[str, int] | None = None,
 ) -> ExportReport:  # fmt: skip
     """Write a campaign's sealed rollouts to a new directory.
 
@@ -66,6 +69,7 @@ def export_campaign(
         blobs: `all` copies records, replies, requests and images beside the rows, so that the export can be verified and its
             images shown anywhere; `none` leaves them in the store.
         progress: called after each rollout.
+        without_evidence: what Temporal knows and the store does not, for the manifest (`ExportReport.without_evidence`).
 
     Raises:
         ExportError: the directory is in use, the campaign has no sealed rollout, or the extra for the format is missing.
@@ -79,7 +83,7 @@ def export_campaign(
     if target.exists() and any(target.iterdir()):
         raise PlaceInUse(f"{target} is not empty; choose another directory or remove it")
     target.mkdir(parents=True, exist_ok=True)
-    report = ExportReport(campaign_id, format, str(target))
+    report = ExportReport(campaign_id, format, str(target), without_evidence=without_evidence)
     writers = _writers(target, format)
     copy = LocalStore(target / BLOBS, durable=False) if blobs == "all" else None
     for rollout_id, group in groupby(keys, key=lambda key: key[0]):
