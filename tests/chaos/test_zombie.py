@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.temporal, pytest.mark.desktop, pytest.mark.chaos]
 
 PATIENCE_S = 180
 """A stopped worker's polls stay open for up to a minute, and each takes one task along until its heartbeat is missed."""
+EXECUTIONS = 10
+"""More than it has polls: a setup that one of them takes along fails, typed, and the next execution tries."""
 
 
 async def test_late_click_is_refused(system, table):
@@ -48,20 +50,20 @@ async def test_late_click_is_refused(system, table):
 async def test_setup_of_a_zombie_reaches_nobody(system, table):
     """Its execution ended and its desktop is gone when it wakes."""
     system.arm("setup-before-dispatch", "/x1/setup/o1", signal_name="STOP")
-    submitted = await system.submit(counting_task())
+    submitted = await system.submit(counting_task(turns=12), max_turns=20, executions=EXECUTIONS)
     first = await system.desktop(f"{submitted.rollout_id}/x1")
     await system.until_fired()
-    second = await system.desktop(f"{submitted.rollout_id}/x2", PATIENCE_S)
-    await wait_until(lambda: len(system.counts_now(second).gui) >= 2, PATIENCE_S)
+    await wait_until(lambda: any(len(system.counts_now(record).gui) >= 2 for record in system.records()), PATIENCE_S)
     assert not first.state_dir.exists()
     before = system.stack.logs().count("given up by Temporal")
     system.fleet.wake()
     await wait_until(lambda: system.stack.logs().count("given up by Temporal") > before)  # and it says so
     played = await system.ended(submitted)
-    assert played.kinds == ["prepare_failed", "agent_done"]
+    assert played.kinds[-1] == "agent_done"
+    assert set(played.kinds[:-1]) == {"prepare_failed"}
     assert not first.state_dir.exists()
-    await system.exactly_once(played)
-    table.add(10, "zombie in the middle of setup", system, played)
+    await system.exactly_once(played, turns=12)
+    table.add(10, "zombie in the middle of setup", system, played, turns=12)
 
 
 async def test_provisioning_of_a_zombie_leaves_the_desktop_to_who_works_on_it(system, table):
@@ -70,7 +72,7 @@ async def test_provisioning_of_a_zombie_leaves_the_desktop_to_who_works_on_it(sy
     Its open polls may take the setup along, which then fails typed; a desktop must not be lost in any case.
     """
     system.arm("provision-started", "/x1", signal_name="STOP")
-    submitted = await system.submit(counting_task(turns=12), max_turns=20, executions=5)
+    submitted = await system.submit(counting_task(turns=12), max_turns=20, executions=EXECUTIONS)
     await system.until_fired()
     await wait_until(lambda: any(len(system.counts_now(record).gui) >= 2 for record in system.records()), PATIENCE_S)
     system.fleet.wake()
