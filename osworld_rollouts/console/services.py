@@ -11,6 +11,7 @@ import urllib.request
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ WORKER = "worker"
 VIEWER = "viewer"
 POLL_S = 75
 """A poll waits up to a minute for work; who has not polled for longer is gone. The server itself remembers for five minutes."""
+
+NEEDED = {"models": ("openai",), "desktops": ("aiohttp", "PIL", "desktop_env")}
+"""Modules without which a worker with this role ends at once; they come with the extras `worker` and `evaluator`."""
 
 _OURS = ("default", "server started by `rollouts up`")
 
@@ -80,6 +84,8 @@ async def start_services(
         ConsoleError, EmbeddedServerError, ProcessError: naming what did not start and its log.
     """
     started: list[str] = []
+    if worker:
+        can_work(settings)
     with registry.lock("up", wait_s=120):
         server = None
         if uses_embedded_server():
@@ -98,6 +104,22 @@ async def start_services(
             viewer_process, fresh = await _ensure_viewer(settings, registry)
             started += [VIEWER] if fresh else []
     return Services(settings, client, server, worker_process, viewer_process, tuple(started))
+
+
+def can_work(settings: Settings) -> None:
+    """Look for a worker's packages before anything is started.
+
+    Raises:
+        ConsoleError: naming those that are not installed.
+    """
+    wanted = [name for role in settings.worker.roles for name in NEEDED.get(role, ())]
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        raise ConsoleError(
+            f"a worker needs {', '.join(missing)}, not installed here",
+            remedy="make setup, which installs a worker's packages from the lock; or `rollouts up --no-worker`",
+            code=ExitCode.ENVIRONMENT,
+        )
 
 
 async def pollers(

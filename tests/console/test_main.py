@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from osworld_rollouts.console import main as module
+from osworld_rollouts.console import services
 from osworld_rollouts.console.errors import MEANINGS, ConsoleError, ExitCode, as_console_error
 from osworld_rollouts.console.output import clean, one_line
 
@@ -198,6 +199,17 @@ def test_status_without_a_server_is_no_error(capsys):
     assert code == ExitCode.OK
     assert json.loads(out)["temporal"]["reachable"] is False
     assert run(capsys, "down", "--json")[0] == ExitCode.OK
+
+
+def test_up_without_a_workers_packages_starts_nothing(capsys, monkeypatch):
+    monkeypatch.setitem(services.NEEDED, "models", ("openai", "no_such_module"))
+    code, _, err = run(capsys, "up")
+    assert code == ExitCode.ENVIRONMENT
+    assert err == (
+        "error: a worker needs no_such_module, not installed here; make setup, which installs a worker's packages from the lock; "
+        "or `rollouts up --no-worker`\n"
+    )
+    assert json.loads(run(capsys, "status", "--json")[1])["processes"] == []
 
 
 def test_a_dry_run_needs_no_server(capsys):
