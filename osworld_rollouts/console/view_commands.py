@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 
 def view(rollout: str = "", /, *, export: Path | None = None, port: int | None = None, json: bool = False) -> int:
-    """Show rollouts turn by turn: the address of the page that runs, or a page served until Ctrl-C, or one rollout's as files.
-
-    When the page of `rollouts up` runs, its address is printed. Without it, and with --port, a page is served.
+    """Show rollouts turn by turn: the address of the page that runs, else a page served until Ctrl-C; or one rollout's page as files.
 
     Parameters
     ----------
     rollout
-        The address is of its page; with --export, what to write.
+        Whose page; without it, the list's. When the page of `rollouts up` runs, only its address is printed; otherwise it is served
+        until Ctrl-C.
     export
-        Write the rollout's page into this directory instead of serving.
+        Write the rollout's page into this directory instead.
     port
         Serve on this port of 127.0.0.1, also when a page runs. Without it, the next free one from viewer.port.
     json
