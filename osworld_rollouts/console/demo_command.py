@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -106,10 +107,12 @@ def demo(
             ends = (POLICY,) if keep else (POLICY, WORKER)
             return code
         finally:
-            # In plain code, so that it happens also when a second Ctrl-C broke off everything above.
+            # In plain code, so that it happens also when a second Ctrl-C broke off everything above, or comes now.
+            before_us = signal.signal(signal.SIGINT, signal.SIG_IGN)
             for name in ends:
                 if name not in before:
                     registry.stop(name, settings.worker.graceful_shutdown_s)
+            signal.signal(signal.SIGINT, before_us)
 
 
 async def _demo(plan: _Plan, settings: Settings, registry: Registry, out: Output) -> int:
@@ -235,7 +238,7 @@ async def _report(
     for record in records:
         out.line(f"page      {record['links']['page'] or record['links']['file'] or 'none: no evidence was written'}")
     if pages:
-        out.line(f"as files  {(services.settings.state_dir / 'pages' / campaign).as_uri()}")
+        out.line(f"as files  {(services.settings.state_dir / 'pages' / campaign / 'index.html').as_uri()}")
     if links.ui_url:
         out.line(f"Temporal  {links.campaign(campaign)}")
     out.line()

@@ -30,7 +30,7 @@ _COMMANDS = (
     ("resume", "control_commands:resume", "Let a paused rollout go on."),
     ("stop", "control_commands:stop", "Let a rollout finish its turn, then evaluate what stands there."),
     ("cancel", "control_commands:cancel", "End rollouts now and remove their desktops."),
-    ("view", "view_commands:view", "The page that shows rollouts turn by turn: its address, or the page itself where none runs."),
+    ("view", "view_commands:view", "The page that shows rollouts turn by turn: its address, or the page itself."),
     ("tasks", "setup_commands:tasks", "List tasks: the shipped ones, or those of an OSWorld checkout."),
     ("config", "setup_commands:config", "Every setting with its value and where it came from."),
     ("machines", "machines_command:machines", "OSWorld machines of your own: who has them, which are dirty."),
