@@ -7,7 +7,7 @@ ARGS ?=
 
 FAST := not slow and not chaos and not browser and not vllm
 
-.PHONY: help setup demo test test-all chaos lint format lock down clean
+.PHONY: help setup demo test test-all test-vllm chaos lint format lock down clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test-all: setup  ## everything but the chaos suite and what needs vLLM
 
 chaos: setup  ## kill everything, and count
 	RELIABILITY_REPORT=docs/reliability.md $(BIN)/python -m pytest tests/chaos $(ARGS)
+
+test-vllm: setup  ## exact evidence against a real vLLM on this machine: VLLM_VENV=DIR
+	VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -m vllm $(ARGS)
 
 lint: setup  ## ruff, pyright, import-linter
 	$(BIN)/ruff check .
