@@ -13,7 +13,6 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
 )
-from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from osworld_rollouts import temporal
@@ -23,6 +22,7 @@ from osworld_rollouts.console.phases import state_words
 from osworld_rollouts.contracts.execution import ExecutionView, RolloutView
 from osworld_rollouts.contracts.identity import execution_id, execution_workflow_id, rollout_workflow_id
 from osworld_rollouts.contracts.outcome import ExecutionResult, RolloutResult
+from osworld_rollouts.submit import result_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -263,12 +263,7 @@ async def outcome_of(
 
 
 def _from_failure(error: WorkflowFailureError) -> tuple[RolloutResult | None, str | None]:
-    cause = error.cause
-    if isinstance(cause, ApplicationError):
-        for detail in cause.details:
-            if isinstance(detail, dict) and "executions" in detail:
-                return RolloutResult.model_validate(detail), cause.message
-    return None, str(getattr(cause, "message", None) or cause)
+    return result_in(error), str(getattr(error.cause, "message", None) or error.cause)
 
 
 async def execution_view(client: Client, execution_id: str) -> ExecutionView | None:
