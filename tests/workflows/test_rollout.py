@@ -346,7 +346,7 @@ async def test_cancelled_while_a_desktop_is_made_ends_when_it_is_gone(temporal_e
 
     script.provision = make
     async with world(temporal_env, script) as start:
-        submitted = await start(make_request())
+        submitted = await start(make_request(), Timing(heartbeat_s=1.5))
         await until(lambda: script.named("provision_desktop"))
         await submitted.handle.cancel()
         error, result = await failed_result(submitted)
