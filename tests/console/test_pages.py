@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -508,3 +509,15 @@ def test_view_prints_the_address_of_the_page_that_runs(tmp_path, monkeypatch, ca
         }
     finally:
         registry.stop("viewer")
+
+
+def test_a_process_with_a_page_ends(tmp_path):
+    """Whatever watches the server for the page does not keep the interpreter from ending."""
+    code = (
+        "from osworld_rollouts.console.viewer.live import LiveExecutions\n"
+        "from osworld_rollouts.settings import load_settings\n"
+        "live = LiveExecutions(load_settings())\n"
+        "import time; time.sleep(0.5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=30, check=False)
+    assert done.returncode == 0

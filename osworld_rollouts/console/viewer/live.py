@@ -89,7 +89,7 @@ class LiveExecutions:
         self._heads: dict[str, str] = {}
         self._looked_at = 0.0
         self._fresh = threading.Event()
-        self._wanted = threading.Event()
+        self._wanted = asyncio.Event()  # waited for on the loop: a pool's thread would keep the process from ending
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="live-executions", daemon=True).start()
 
@@ -99,7 +99,7 @@ class LiveExecutions:
         self._looked_at = time.monotonic()
         if idle:
             self._fresh.clear()
-        self._wanted.set()
+        self._loop.call_soon_threadsafe(self._wanted.set)
         self._fresh.wait(_PATIENCE_S)
         return self._known
 
@@ -118,7 +118,7 @@ class LiveExecutions:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.to_thread(self._wanted.wait)
+            await self._wanted.wait()
             if time.monotonic() - self._looked_at > _IDLE_S:
                 self._wanted.clear()
                 continue
